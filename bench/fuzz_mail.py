@@ -17,6 +17,7 @@ from evalfleet.channels.mail_channel import MailChannel
 from evalfleet.channels.mailbox import open_mail
 from evalfleet.channels.mailboxes import KeptMailbox, Mailboxes
 from evalfleet.channels.supervisor.mailbox import mail_out, opened, seal, sealed
+from evalfleet.channels.supervisor.pilot import ALLOCATED, END, START
 from evalfleet.errors import ChannelError, PlaceError, StaleController
 from evalfleet.model import Command, Job, MachineId
 from evalfleet.places.gce.lifecycle import host_key_in
@@ -138,15 +139,18 @@ class Marks(Mailboxes):
         super().__init__(home)
         self._data = data
 
-    def key(self, machine: MachineId) -> str:
+    async def key(self, machine: MachineId) -> str:
         return KEY
 
     def mail(self, machine: MachineId) -> Any:
         return self
 
+    async def names(self, below: str) -> list[str]:
+        return [ALLOCATED, START, END]
+
     async def read(self, name: str) -> bytes:
         start, _, end = self._data.partition(BETWEEN)
-        return seal(KEY, name, start if name == "start" else end)
+        return seal(KEY, name, end if name == END else start)
 
     async def _open(self, machine: MachineId, seconds: float) -> dict[str, Any]:
         return {}
@@ -161,10 +165,12 @@ class Marks(Mailboxes):
 
 def read_marks(data: bytes, folder: Path, show: Show) -> None:
     """What a pilot writes of its start and its end."""
-    started = asyncio.run(Marks(folder, data).started(MACHINE))
-    if started is not None:
-        show(f"{started.start} {started.node}")
-        show(f"{int(started.at * 1e6)} {int((started.ran_s or 0.0) * 1e6)}")
+    marks = asyncio.run(Marks(folder, data).marks(MACHINE))
+    show(f"{int((marks.allocated or 0.0) * 1e6)}")
+    if marks.start is not None:
+        show(f"{marks.start.start} {marks.start.node} {int(marks.start.at * 1e6)}")
+    if marks.end is not None:
+        show(f"{marks.end.why} {marks.end.code} {int(marks.end.ran_s * 1e6)} {int(marks.end.at * 1e6)}")
 
 
 class Clerk(asyncio.WriteTransport):

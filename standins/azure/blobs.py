@@ -1,4 +1,8 @@
-"""Blobs of one storage account, as far as mailboxes need them: containers, blobs, signatures for them."""
+"""Blobs of one storage account, as far as mailboxes need them: containers, blobs, signatures for them.
+
+Whoever asks is let in by a signature of the account's key, by one of a key that was lent to a login, or by
+the login's own token.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,10 @@ import socket
 import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from email.utils import formatdate
 from urllib.parse import unquote
+from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
 from aiohttp import web
@@ -19,7 +24,11 @@ from standins.cloud import listener
 from standins.cloud.faults import Failed, Lost
 from standins.cloud.words import Call
 
+from .identity import CLIENT_ID, Identity
+from .words import TENANT, ArmError
+
 ACCOUNT = "standinstorage"
+LENT = base64.b64encode(b"a key that the stand-in lends to who is logged in").decode()
 KEY = base64.b64encode(b"a key of the stand-in's, which everybody may know, 64 bytes long").decode()
 MOST_BYTES = 64 << 20
 PAGE = 5000
@@ -48,8 +57,13 @@ class BlobContainer:
 class BlobStorage:
     """One storage account. `calls`: what clients asked for, and the status of the answer."""
 
-    def __init__(self, now: Callable[[], float]) -> None:
-        self._now = now
+    def __init__(self, now: Callable[[], float], identity: Identity | None = None) -> None:
+        """`identity`: whose tokens let in."""
+        self._now, self._identity = now, identity
+        self.takes_keys = True
+        """Does it let in who has the account's key (`allowSharedKeyAccess`)?"""
+        self.roles = {"Storage Blob Data Contributor", "Storage Blob Delegator"}
+        """Those of the login."""
         self._runners: list[web.AppRunner] = []
         self.containers: dict[str, BlobContainer] = {}
         self.calls: list[tuple[str, str, int]] = []
@@ -72,7 +86,10 @@ class BlobStorage:
         try:
             if self.is_away:
                 raise BlobError(503, "ServerBusy", "The server is busy.")
-            self._check(request.method, dict(request.query), container, blob)
+            if "Authorization" in request.headers:
+                self._check_login(request.headers["Authorization"], dict(request.query))
+            else:
+                self._check(request.method, dict(request.query), container, blob)
             effect = self.script(Call(request.method, request.path)) if self.script is not None else None
             if isinstance(effect, Failed):
                 return _broken(request)
@@ -86,7 +103,31 @@ class BlobStorage:
         response.headers.update({"x-ms-version": "2022-11-02", "Date": formatdate(self._now(), usegmt=True)})
         return response
 
-    # -- signatures ----------------------------------------------------------------------------
+    # -- who is let in -------------------------------------------------------------------------
+
+    def _check_login(self, authorization: str, query: Mapping[str, str]) -> None:
+        if self._identity is None:
+            raise BlobError(401, "InvalidAuthenticationInfo")
+        try:
+            self._identity.check(authorization)
+        except ArmError as error:
+            raise BlobError(401, "InvalidAuthenticationInfo", str(error)) from error
+        lends = query.get("comp") == "userdelegationkey"
+        if ("Storage Blob Delegator" if lends else "Storage Blob Data Contributor") not in self.roles:
+            words = "This request is not authorized to perform this operation using this permission."
+            raise BlobError(403, "AuthorizationPermissionMismatch", words)
+
+    def _lend_key(self, content: bytes) -> web.Response:
+        """A key for as long as the body asks, but no longer than seven days."""
+        asked = ElementTree.fromstring(content)
+        begin, end = (asked.findtext(name) or "" for name in ("Start", "Expiry"))
+        if not 0 < _moment(end) - self._now() <= 7 * 86400:
+            raise BlobError(400, "InvalidXmlDocument", "The expiry must be within seven days.")
+        told = {"SignedOid": CLIENT_ID, "SignedTid": TENANT, "SignedStart": begin, "SignedExpiry": end}
+        told |= {"SignedService": "b", "SignedVersion": "2021-12-02", "Value": LENT}
+        items = "".join(f"<{name}>{value}</{name}>" for name, value in told.items())
+        text = f'<?xml version="1.0" encoding="utf-8"?><UserDelegationKey>{items}</UserDelegationKey>'
+        return web.Response(text=text, content_type="application/xml")
 
     def _check(self, method: str, query: Mapping[str, str], container: str, blob: str) -> None:
         """Raises BlobError unless the signature allows it."""
@@ -102,25 +143,20 @@ class BlobStorage:
             signed = [*parts, of("sv"), of("ses"), ""]
         else:
             where = f"/blob/{ACCOUNT}/{container}" + (f"/{blob}" if of("sr") == "b" else "")
-            names = (
-                "si",
-                "sip",
-                "spr",
-                "sv",
-                "sr",
-                "snapshot",
-                "ses",
-                "rscc",
-                "rscd",
-                "rsce",
-                "rscl",
-                "rsct",
-            )
-            signed = [of("sp"), of("st"), of("se"), where, *map(of, names)]
-        digest = hmac.new(base64.b64decode(KEY), "\n".join(signed).encode(), "sha256").digest()
+            names = ["sip", "spr", "sv", "sr", "snapshot", "ses", "rscc", "rscd", "rsce", "rscl", "rsct"]
+            lent = ("skoid", "sktid", "skt", "ske", "sks", "skv", "saoid", "suoid", "scid")
+            about = [*map(of, lent)] if of("skoid") else [of("si")]
+            signed = [of("sp"), of("st"), of("se"), where, *about, *map(of, names)]
+        if not self.takes_keys and not of("skoid"):
+            words = "Key based authentication is not permitted on this storage account."
+            raise BlobError(403, "KeyBasedAuthenticationNotPermitted", words)
+        key = LENT if of("skoid") else KEY
+        if of("skoid") and _moment(of("ske")) < _moment(of("se")):
+            raise refused
+        digest = hmac.new(base64.b64decode(key), "\n".join(signed).encode(), "sha256").digest()
         if not hmac.compare_digest(base64.b64encode(digest).decode(), of("sig")):
             raise refused
-        if datetime.fromisoformat(of("se").replace("Z", "+00:00")).timestamp() < self._now():
+        if _moment(of("se")) < self._now():
             raise refused
         needed = "l" if of("comp") == "list" else _NEEDED[method]
         about_container = of("restype") == "container" or not container
@@ -131,6 +167,8 @@ class BlobStorage:
 
     def _answer(self, request: web.Request, container: str, blob: str, content: bytes) -> web.Response:
         query = request.query
+        if query.get("comp") == "userdelegationkey":
+            return self._lend_key(content)
         if not container:
             return self._list_containers(query.get("prefix", ""))
         if query.get("restype") == "container" and query.get("comp") == "list":
@@ -146,7 +184,7 @@ class BlobStorage:
                     raise BlobError(400, "MissingRequiredHeader", "x-ms-blob-type")
                 if blob in held.blobs and request.headers.get("If-None-Match") == "*":
                     raise BlobError(409, "BlobAlreadyExists")
-                if blob in held.blobs and "w" not in query.get("sp", ""):
+                if blob in held.blobs and "w" not in query.get("sp", "w"):
                     raise BlobError(403, "UnauthorizedBlobOverwrite")
                 held.blobs[blob] = content
                 return web.Response(status=201)
@@ -201,6 +239,10 @@ class BlobStorage:
             names = [name for name in names if delimiter not in name[len(prefix) :]]
         items = "".join(f"<Blob><Name>{escape(name)}</Name></Blob>" for name in names)
         return _xml(f"<Blobs>{items}</Blobs>")
+
+
+def _moment(stamp: str) -> float:
+    return datetime.fromisoformat(stamp.replace("Z", "+00:00")).astimezone(UTC).timestamp()
 
 
 def _broken(request: web.Request) -> web.Response:

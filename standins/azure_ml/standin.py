@@ -32,7 +32,7 @@ class StandIn(AzureStandIn):
         seed: int = 0,
     ) -> None:
         super().__init__(speed=speed, seed=seed)
-        self.storage = BlobStorage(time.time)  # as the `Date` of the Resource Manager tells it
+        self.storage = BlobStorage(time.time, self.identity)  # as the `Date` of the Resource Manager tells it
         self.storage.script = self._script
         self._storage_socket = socket.create_server((LOOPBACK, 0), backlog=1024)
         self.storage_endpoint = f"https://{LOOPBACK}:{self._storage_socket.getsockname()[1]}"

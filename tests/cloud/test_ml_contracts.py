@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from evalfleet.channels.mailboxes import MailPilot
 from evalfleet.model import MachineId
 from evalfleet.places.azure.arm import ArmClient, ArmEndpoint
 from evalfleet.places.azure_ml import AzureMlSettings
@@ -33,7 +34,7 @@ def complaints(body: Json, kind: str, *, sent: bool) -> list[str]:
 def test_what_we_send_is_what_azure_takes(spot: bool, more: dict[str, Any]) -> None:
     settings = AzureMlSettings(**more)
     account = MlAccount(subscription="s", group="g", workspace="w", owner="me", ca="")
-    build = MlJobBuild(MachineId("r-a-1"), "c", True, "https://way", "https://pilot", 60.0, "e", {"a": "b"})
+    build = MlJobBuild(MachineId("r-a-1"), "c", True, MailPilot((), {"A": "b"}), 60.0, "e", {"a": "b"})
     sent = {
         "computes": cluster_body(settings, "eastus", "Standard_D4s_v5", {"a": "b"}, spot=spot),
         "environments/versions": environment_body("python:3.12"),

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from evalfleet.channels.mailboxes import WAY
+from evalfleet.channels.supervisor.mailbox import sealed
+from evalfleet.channels.supervisor.pilot import END, NO_KVM, START
 from evalfleet.errors import PlaceError, RequestError
 from evalfleet.model import Machine, Needs
+from evalfleet.places.azure.mailboxes import container_of
 from evalfleet.places.azure_ml import AzureMlPlace, AzureMlSettings
 from evalfleet.ports import PlaceContext
+from standins.azure.blobs import KEY
 from standins.azure_ml import Failed, StandIn, Throttled
 from tests.cloud.ml_places import FAST, HOME, SIZE, examine, machine_id, offer, place
 from tests.waiting import until, until_async
@@ -20,6 +26,7 @@ from tests.waiting import until, until_async
 LIFE_S = 3600.0
 ONE = machine_id()
 JOB = f"evalfleet-{ONE}"
+BOX = container_of(HOME, ONE)
 
 
 @pytest.fixture
@@ -52,13 +59,18 @@ async def seen(made: AzureMlPlace, *phases: str) -> Machine:
 
 def put(ml: StandIn, name: str, content: bytes) -> None:
     """What a pilot would write into its mailbox."""
-    ml.do(lambda: ml.storage.containers[JOB].blobs.__setitem__(name, content))
+    ml.do(lambda: ml.storage.containers[BOX].blobs.__setitem__(name, content))
+
+
+def mark(ml: StandIn, name: str, **said: Any) -> None:
+    key = hmac.new(KEY.encode(), f"evalfleet/{BOX}".encode(), "sha256").hexdigest()
+    put(ml, name, sealed(key, name, {"at": 1.0, **said}))
 
 
 def begin(ml: StandIn) -> None:
     """As a pilot does: it takes its orders, and says that it is there."""
-    ml.do(lambda: ml.storage.containers[JOB].blobs.pop("way"))
-    put(ml, "start", b'{"node": "n1", "at": 1.0}')
+    ml.do(lambda: ml.storage.containers[BOX].blobs.pop(WAY))
+    mark(ml, START, start="1", node="n1")
 
 
 # -- what the statuses mean ------------------------------------------------------------------------
@@ -185,7 +197,7 @@ def test_where_no_virtual_machine_can_be_made_the_size_is_refused(ml: StandIn, t
         await made.create(ONE, first, LIFE_S)
         await seen(made, "pending")
         assert "--device=/dev/kvm" in ml.job(ONE).body["resources"]["dockerArgs"]
-        put(ml, "end", b'{"code": 77, "why": "/dev/kvm: No such file or directory", "at": 1.0}')
+        mark(ml, END, code=NO_KVM, why="/dev/kvm: No such file or directory", ran_s=1.0)
         ml.do(lambda: ml.paper.runs[JOB].end(77))
         gone = await seen(made, "gone")
         assert "/dev/kvm" in gone.detail
@@ -205,7 +217,7 @@ def test_a_job_that_azure_runs_anew_is_an_eviction_whoever_looks(ml: StandIn, tm
         begin(ml)
         await seen(made, "up")
         ml.preempt(ONE)
-        put(ml, "way", b"")  # as the second start does
+        put(ml, WAY, b"")  # as the second start does
         assert (await seen(made, "evicted")).start == first.start
         other = place(ml, tmp_path / "other")
         assert (await seen(other, "evicted")).start == first.start
@@ -376,11 +388,23 @@ def test_doctor_says_what_to_do(
     assert told in found.remedy
 
 
-def test_a_storage_without_a_key_is_told(ml: StandIn, tmp_path: Path) -> None:
-    ml.service.has_key = False
+@pytest.mark.parametrize(
+    ("has_key", "takes_keys", "missing", "verdict", "told"),
+    [
+        (False, False, "", "good", "by the login"),
+        (True, False, "", "good", "by the login"),
+        (False, True, "Storage Blob Data Contributor", "bad", "needs the roles Storage Blob Data"),
+        (False, True, "Storage Blob Delegator", "bad", "and Storage Blob Delegator"),
+    ],
+)
+def test_a_storage_that_takes_no_key_is_used_by_the_login_or_it_is_told_what_that_needs(
+    ml: StandIn, tmp_path: Path, has_key: bool, takes_keys: bool, missing: str, verdict: str, told: str
+) -> None:
+    ml.service.has_key, ml.storage.takes_keys = has_key, takes_keys
+    ml.storage.roles.discard(missing)
     found = examine(ml, tmp_path)["storage"]
-    assert found.verdict == "bad"
-    assert "allow key access" in found.remedy
+    assert found.verdict == verdict
+    assert told in found.found + found.remedy
 
 
 @pytest.mark.parametrize(

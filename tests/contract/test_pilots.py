@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 import signal
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -22,7 +24,9 @@ from evalfleet.channels.mailboxes import KeptMailbox, Mailboxes, MailPilot
 from evalfleet.channels.supervisor.pilot import RESTARTED
 from evalfleet.mirror import open_objects
 from evalfleet.model import AttemptId, Command, Job, MachineId
-from evalfleet.places.azure.mailboxes import BlobAccount, BlobMailboxes, LentKey, blob_account, signature
+from evalfleet.places.azure.blobs import BlobAccount, BlobClient, LentKey, blob_account, signature
+from evalfleet.places.azure.mailboxes import BlobMailboxes
+from evalfleet.places.azure.names import moment
 from evalfleet.ports import Fence, Objects, PlaceContext
 from standins.gcs import CloudStorage
 from tests.azurite import AZURITE_ACCOUNT, azurite
@@ -78,11 +82,12 @@ async def job(pilot: MailPilot, folder: Path) -> AsyncGenerator[subprocess.Popen
 async def life(boxes: Mailboxes, folder: Path) -> None:
     """From the submission of a machine's job to its eviction."""
     pilot = await boxes.make(MACHINE, 600.0, 600.0)
-    assert await boxes.started(MACHINE) is None
+    assert (await boxes.marks(MACHINE)).start is None
+    told = await asyncio.to_thread(orders, pilot)
     async with asyncio.timeout(PATIENCE_S), job(pilot, folder / "first") as first:
         channel = boxes.channel(MACHINE, Fence("test", 1, PATIENCE_S), {})
         # it looks for the token where jobs of the same user can
-        token = json.loads(pilot.environ["EVALFLEET_MAILBOX"])["way"]
+        token = told["way"]
         word = (token.get("query") or token["headers"]["Authorization"])[-20:]
         places = "/proc/[0-9]*/environ /proc/[0-9]*/cmdline ../../../*"
         look = f"grep -sl '[{word[0]}]{word[1:]}' {places} >found; true"
@@ -91,9 +96,12 @@ async def life(boxes: Mailboxes, folder: Path) -> None:
         assert (await channel.ended(AttemptId("t.0"))).exit_code == 0
         await channel.collect(AttemptId("t.0"), folder / "home" / "t.0")
         assert (folder / "home/t.0/found").read_text() == "", "a job can read the token"
-        started = await boxes.started(MACHINE)
-        assert started is not None
-        assert started.ran_s is None
+        started = await boxes.marks(MACHINE)
+        assert started.start is not None
+        assert (started.end, started.restarted) == (None, False)
+        with contextlib.suppress(urllib.error.HTTPError):
+            assert await asyncio.to_thread(orders, pilot) == told
+            assert "take" not in json.loads(pilot.environ["EVALFLEET_MAILBOX"]), "orders are there for all"
 
         async with job(pilot, folder / "second") as second:
             assert await asyncio.to_thread(second.wait) == RESTARTED
@@ -104,9 +112,9 @@ async def life(boxes: Mailboxes, folder: Path) -> None:
         assert (await channel.ended(AttemptId("t.1"))).reason == "evicted"
         assert await asyncio.to_thread(first.wait) == 0
         await channel.close()
-    ended = await boxes.started(MACHINE)
+    ended = (await boxes.marks(MACHINE, started)).end
     assert ended is not None
-    assert ended.ran_s
+    assert (ended.why, ended.ran_s > 0) == ("evicted", True)
     assert not (folder / "first/evalfleet/machine").exists()
 
 
@@ -140,7 +148,8 @@ def test_signatures_are_those_of_the_vendors_client() -> None:
     """What azure-storage-blob 12.15.0, of the same version of the API, makes of the same."""
     account = BlobAccount("acct", key=base64.b64encode(b"a" * 32).decode())
     expiry = "2026-11-18T00:00:00Z"
-    assert signature(account, "evalfleet-x", "rc", expiry, None).endswith(
+    until = moment(expiry) or 0.0
+    assert signature(account, "rc", until, "evalfleet-x").endswith(
         "&sig=MwkSPUfy8fMkx4AYSUZJVyVseKrls1hKD8PwEsRK%2Fe0%3D"
     )
     lent = LentKey(
@@ -148,7 +157,7 @@ def test_signatures_are_those_of_the_vendors_client() -> None:
         *("2026-11-17T09:00:00Z", "2026-11-24T08:00:00Z", "b", "2021-12-02"),
         base64.b64encode(b"k" * 32).decode(),
     )
-    assert signature(account, "evalfleet-x", "rc", expiry, lent).endswith(
+    assert signature(account, "rc", until, "evalfleet-x", lent=lent).endswith(
         "&sig=clOuwSDl4%2Be7r1TamVgyelWUHON0%2FCbiMkoZJYJMt4I%3D"
     )
 
@@ -156,8 +165,12 @@ def test_signatures_are_those_of_the_vendors_client() -> None:
 @pytest.mark.nightly
 def test_mailboxes_are_containers_of_an_account(tmp_path: Path) -> None:
     async def main(environ: Mapping[str, str]) -> None:
-        context = PlaceContext(tmp_path, "0a1b2c", environ=environ, open_objects=open_objects)
-        boxes = BlobMailboxes(blob_account(AZURITE_ACCOUNT, environ), context, "Zoë@host")
+        blobs = BlobClient(blob_account(AZURITE_ACCOUNT, environ), time.time)
+
+        async def opened() -> BlobClient:
+            return blobs
+
+        boxes = BlobMailboxes(PlaceContext(tmp_path, "0a1b2c"), "Zoë@host", opened, time.time)
         try:
             await life(boxes, tmp_path)
             other = await boxes.make(MachineId("run-abc123-2"), 60.0, 60.0)
@@ -170,16 +183,25 @@ def test_mailboxes_are_containers_of_an_account(tmp_path: Path) -> None:
             await boxes.remove(MACHINE)
             assert await boxes.all() == []
         finally:
-            await boxes.close()
+            await blobs.close()
 
     (tmp_path / "azurite").mkdir()
     with azurite(tmp_path / "azurite") as environ:
         asyncio.run(main(environ))
 
 
+def orders(pilot: MailPilot) -> dict[str, Any]:
+    """What its job is told, or where it takes that from. Raises HTTPError if that is no longer there."""
+    told: dict[str, Any] = json.loads(pilot.environ["EVALFLEET_MAILBOX"])
+    if "take" in told:
+        with urllib.request.urlopen(told["take"], timeout=30) as answer:
+            told = json.load(answer)
+    return told
+
+
 def statuses(pilot: MailPilot, other: str) -> dict[str, int]:
     """What the token of a machine is good for."""
-    box = json.loads(pilot.environ["EVALFLEET_MAILBOX"])
+    box = orders(pilot)
     url, query, program = box["way"]["url"], box["way"]["query"], box["program"]
     return {
         "own": status("GET", f"{url}/{program}?{query}"),

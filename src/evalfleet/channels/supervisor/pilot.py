@@ -15,7 +15,7 @@ from pathlib import Path
 
 from .files import make_key, read_key
 from .machine import halt_machine, order, remove_machine
-from .mailbox import HttpPost, Relay, hide_memory, open_post, sealed
+from .mailbox import HttpPost, Relay, hide_memory, open_post, opened, sealed
 from .main import start
 
 TYPE_CHECKING = False  # importing typing would cost 3 ms
@@ -27,8 +27,15 @@ if TYPE_CHECKING:
 ORDER_S = 30.0
 PATIENCE_S, RETRY_S = 600.0, 5.0
 STORE_PACE_S = (1.0, 2.0)
-RESTARTED = 76
-"""The job's exit code where the service has run it anew: what ran there before is lost."""
+RESTARTED, NO_KVM = 76, 77
+"""The job's exit code where the service has run it anew, so that what ran there before is lost; and where no
+virtual machine can be made that the benchmark needs."""
+MARKS = "mark"
+ALLOCATED, START, END, STOP = (f"{MARKS}/{name}" for name in ("allocated", "start", "end", "stop"))
+"""What is written down in the mailbox: when the node was had, that the pilot has begun, how it has ended, and
+that it is asked to leave."""
+STOP_S = 2.0
+KVM_CREATE_VM = 0xAE01
 
 
 def hold(folder: Path, seconds: float, post: Post | None, pace_s: tuple[float, float] = (0.2, 1.0)) -> int:
@@ -75,38 +82,92 @@ def _start_apart(folder: Path) -> str:
     return "" if subprocess.run(argv, stdin=subprocess.DEVNULL).returncode == 0 else "no supervisor starts"
 
 
+def why_no_kvm() -> str:
+    """Make a virtual machine, of nothing: that /dev/kvm is there does not mean that it works."""
+    try:
+        with open("/dev/kvm", "r+b", buffering=0) as kvm:
+            os.close(fcntl.ioctl(kvm, KVM_CREATE_VM, 0))
+    except OSError as err:
+        return f"/dev/kvm: {err.strerror or err}"
+    return ""
+
+
 def main(box: dict[str, Any], folder: Path) -> int:
     """A machine of a service that shares no files with the controller, in a new folder of its node.
 
-    `box`: the `way` to its mailbox, its `key`, and `life_s`, how long it may run. Of all starts of the job,
-    the first one counts: mail that was read once is not read again by another one.
+    `box`: the `way` to its mailbox, its `key`, `life_s`, how long it may run, and `kvm`, whether it must be
+    able to run virtual machines. Of all starts of the job, the first one counts: mail that was read once is
+    not read again by another one.
     """
-    began = time.monotonic()
+    life = PilotLife(open_post(box["way"]), box["key"])
     hide_memory()
-    post = open_post(box["way"])
     about = {"start": os.urandom(8).hex(), "node": platform.node(), "at": time.time()}
-    if not _create(post, "start", sealed(box["key"], "start", about)):
+    if not life.begin(about):
         sys.stderr.write("the service has run this job anew: what ran before is lost\n")
         return RESTARTED
+    problem = why_no_kvm() if box.get("kvm") else ""
+    if problem:
+        sys.stderr.write(f"{problem}\n")
+        life.end(problem, NO_KVM)
+        return NO_KVM
     os.mkdir(folder, 0o700)
     make_key(str(folder), box["key"])
+    threading.Thread(target=life.watch, args=(os.getpid(),), daemon=True).start()
+    why, code = "", 1
     try:
-        return hold(folder, box["life_s"] - (time.monotonic() - began), post, STORE_PACE_S)
+        code = hold(folder, life.left_s(box["life_s"]), life.post, STORE_PACE_S)
+        why = "no supervisor starts" if code else "expired"
+    except SystemExit:
+        why, code = "stopped" if life.stopped else "evicted", 0
+        raise
     finally:
         remove_machine(folder)
+        life.end(why, code)
+    return code
+
+
+class PilotLife:
+    """What a pilot and its mailbox tell each other of the pilot's life."""
+
+    def __init__(self, post: Post, key: str) -> None:
+        self.post, self.key = post, key
+        self.began = time.monotonic()
+        self.stopped = False
+
+    def begin(self, about: dict[str, Any]) -> bool:
+        """Are we the first? Again and again while the store is away."""
+        content, until = sealed(self.key, START, about), time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                # the answer to an earlier try may have been lost on its way to us
+                return self.post.create(START, content) or self.post.read(START) == content
+            except OSError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(RETRY_S)
+
+    def end(self, why: str, code: int) -> None:
+        ran_s = round(time.monotonic() - self.began, 3)
+        said = {"why": why, "code": code, "ran_s": ran_s, "at": time.time()}
         with contextlib.suppress(OSError):
-            ran_s = round(time.monotonic() - began, 3)
-            post.create("end", sealed(box["key"], "end", {"ran_s": ran_s}))
+            self.post.create(END, sealed(self.key, END, said))
 
-
-def _create(post: Post, name: str, content: bytes) -> bool:
-    """Are we the first? Again and again while the store is away."""
-    until = time.monotonic() + PATIENCE_S
-    while True:
+    def left_s(self, life_s: float) -> float:
+        """The life of a machine begins when its node was had, if that is written down: before this."""
+        left_s = life_s - (time.monotonic() - self.began)
         try:
-            # the answer to an earlier try may have been lost on its way to us
-            return post.create(name, content) or post.read(name) == content
-        except OSError:
-            if time.monotonic() > until:
-                raise
-            time.sleep(RETRY_S)
+            had = opened(self.key, ALLOCATED, self.post.read(ALLOCATED) or b"")[0]
+            return min(left_s, max(0.0, life_s - (time.time() - float(had["at"]))))
+        except (OSError, ValueError, KeyError, TypeError):
+            return left_s
+
+    def watch(self, pid: int) -> None:
+        """End this process, as its service would, as soon as somebody says so in the mailbox."""
+        while True:
+            time.sleep(STOP_S)
+            with contextlib.suppress(OSError, ValueError):
+                content = self.post.read(STOP)
+                if content is not None and opened(self.key, STOP, content):
+                    self.stopped = True
+                    os.kill(pid, signal.SIGTERM)
+                    return

@@ -14,6 +14,9 @@
     lifecycle.py       VMs made, started, stopped and taken down
     galleries.py       images of machines: names, tags, what is sent and read
     capture.py         a machine becomes an image
+    blobs.py           blobs of a storage account, by its key or by the login, and tokens for them
+    mailboxes.py       mailboxes there, for machines that nobody can connect to
+    services.py        what the services that place work on nodes share (`azure_ml`, `azure_batch`)
     leftovers.py       what evalfleet has left anywhere, by tags alone, and how it is deleted
     preflight.py       what would be made, and what can be checked before money is spent
 

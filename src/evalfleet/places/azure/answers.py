@@ -157,6 +157,17 @@ MEANINGS = (
         "place",
         "ask for the role `Azure Batch Data Contributor` on the account",
     ),
+    means(
+        "StorageLoginRefused",
+        "place",
+        "the login needs the roles Storage Blob Data Contributor and Storage Blob Delegator there",
+    ),
+    means(
+        "StorageKeyMissing KeyBasedAuthenticationNotPermitted",
+        "place",
+        "set AZURE_STORAGE_ACCOUNT_KEY, or log in with the roles Storage Blob Data Contributor and Storage "
+        "Blob Delegator there",
+    ),
     means("LocationNotAvailableForResourceType", "region", "name other `regions`"),
     means(
         "DeploymentQuotaExceeded",

@@ -1,21 +1,25 @@
-"""Blobs of a storage account, by its key: containers of ours, what is in them, and tokens for them alone.
+"""Blobs of a storage account: containers of ours, what is in them, and tokens for them alone.
 
-The key stays here. Requests have a shared access signature that is made of it, and so has a machine: one for
-its own container, which ends with the machine.
+Requests and tokens are signed with the account's key where it is known. Else they are the login's: it asks
+with its own token, and signs with a key that Azure lends it, for seven days at most. That login needs the
+roles Storage Blob Data Contributor and Storage Blob Delegator on the account. Neither key leaves this
+process: a machine has a token for its own container, which ends with the machine.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import hmac
 import json
 import ssl
-from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, unquote, urlencode
 from xml.etree import ElementTree
+
+from msgspec import Struct
 
 from evalfleet.channels.mailbox import STORE_PACE_S
 from evalfleet.channels.supervisor.mailbox import OBJECT_CAP
@@ -23,57 +27,99 @@ from evalfleet.clock import pauses
 from evalfleet.places.vm.answers import Problem, table
 
 from .answers import ArmFault
+from .names import stamp
 
 if TYPE_CHECKING:
     import aiohttp
 
-VERSION = "2022-11-02"
+VERSION = "2021-12-02"
 """Of the service: also the version by which signatures are made."""
+STORAGE_SCOPE = "https://storage.azure.com/.default"
 ANSWER_S = 30.0
 OWN_TOKEN_S = 3600.0
+LENT_S = 7 * 86400.0
+"""So long a key that Azure lends is good, and what is signed with it."""
+RENEW_S = 86400.0
+EARLY_S = 900.0
+"""Clocks differ: what begins to be good has begun this long ago."""
 TAGS = "evalfleet"
 """The metadata of a container that holds its tags."""
 RETRIES = 4
+REMOVE_AT_ONCE = 8
 CREATE = {"If-None-Match": "*"}
 PUT = {"x-ms-blob-type": "BlockBlob"}
+LOGIN_REFUSED = ("AuthorizationPermissionMismatch", "AuthorizationFailure", "NoAuthenticationInformation")
+KEY_REFUSED = "KeyBasedAuthenticationNotPermitted"
+"""The code by which an account refuses all that is signed with its key."""
 
 
-class BlobKey(NamedTuple):
-    """A storage account, with its key."""
+class BlobAccount(Struct, frozen=True):
+    """A storage account, and how it is reached."""
 
-    account: str
-    key: str
-    """As Azure writes it, in base64."""
-    endpoint: str
-    """Of its blobs, without a slash at the end."""
+    name: str
+    endpoint: str = ""
+    """Of its blobs; empty: that of the public cloud."""
+    key: str = ""
+    """The account's key, as Azure writes it, in base64; empty: it is asked by the login."""
+
+    @property
+    def url(self) -> str:
+        return (self.endpoint or f"https://{self.name}.blob.core.windows.net").rstrip("/")
 
     def __repr__(self) -> str:
-        return f"BlobKey({self.account!r}, ..., {self.endpoint!r})"
+        return f"BlobAccount({self.name!r}, {self.endpoint!r}, ...)"
 
 
-def account_token(key: BlobKey, until: float) -> str:
+def blob_account(name: str, environ: Mapping[str, str], endpoint: str = "") -> BlobAccount:
+    """A storage account by its name, with what the environment says of it."""
+    told = {what: environ.get(f"AZURE_STORAGE_{what}", "") for what in ("ENDPOINT", "ACCOUNT_KEY")}
+    return BlobAccount(name, endpoint or told["ENDPOINT"], told["ACCOUNT_KEY"])
+
+
+class LentKey(Struct, frozen=True):
+    """A key by which who is logged in may sign."""
+
+    object_id: str
+    tenant: str
+    start: str
+    expiry: str
+    service: str
+    version: str
+    value: str
+
+
+def account_token(account: BlobAccount, until: float) -> str:
     """A query with all rights on the account's blobs."""
-    rights, expiry = "rwdlac", _stamp(until)
-    fields = (key.account, rights, "b", "sco", "", expiry, "", "", VERSION, "", "")
+    rights, expiry = "rwdlac", stamp(until)
+    fields = (account.name, rights, "b", "sco", "", expiry, "", "", VERSION, "", "")
     signed = {"sv": VERSION, "ss": "b", "srt": "sco", "sp": rights, "se": expiry}
-    return urlencode({**signed, "sig": _signature(key, fields)})
+    return urlencode({**signed, "sig": _signature(account.key, fields)})
 
 
-def token(key: BlobKey, rights: str, until: float, container: str, blob: str = "") -> str:
+def signature(
+    account: BlobAccount,
+    rights: str,
+    until: float,
+    container: str,
+    blob: str = "",
+    lent: LentKey | None = None,
+) -> str:
     """A query with these rights (r, c, w, d, l) on one container, or on one blob there."""
-    expiry, kind = _stamp(until), "b" if blob else "c"
-    resource = f"/blob/{key.account}/{container}" + (f"/{blob}" if blob else "")
-    fields = (rights, "", expiry, resource, "", "", "", VERSION, kind, "", "", "", "", "", "", "")
-    return urlencode({"sv": VERSION, "sr": kind, "sp": rights, "se": expiry, "sig": _signature(key, fields)})
+    expiry, kind = stamp(until), "b" if blob else "c"
+    resource = f"/blob/{account.name}/{container}" + (f"/{blob}" if blob else "")
+    signed = {"sp": rights, "se": expiry, "sv": VERSION, "sr": kind}
+    if lent is None:
+        fields = (rights, "", expiry, resource, "", "", "", VERSION, kind, *[""] * 7)
+        return urlencode({**signed, "sig": _signature(account.key, fields)})
+    about = (lent.object_id, lent.tenant, lent.start, lent.expiry, lent.service, lent.version)
+    fields = (rights, "", expiry, resource, *about, *[""] * 5, VERSION, kind, *[""] * 7)
+    signed |= dict(zip(("skoid", "sktid", "skt", "ske", "sks", "skv"), about, strict=True))
+    return urlencode({**signed, "sig": _signature(lent.value, fields)})
 
 
-def _signature(key: BlobKey, fields: Sequence[str]) -> str:
-    digest = hmac.new(base64.b64decode(key.key), "\n".join(fields).encode(), "sha256").digest()
+def _signature(key: str, fields: Sequence[str]) -> str:
+    digest = hmac.new(base64.b64decode(key), "\n".join(fields).encode(), "sha256").digest()
     return base64.b64encode(digest).decode()
-
-
-def _stamp(at: float) -> str:
-    return datetime.fromtimestamp(int(at), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 class BlobContainer(NamedTuple):
@@ -86,12 +132,22 @@ class BlobContainer(NamedTuple):
 class BlobClient:
     """The blobs of one account. All calls raise ArmFault."""
 
-    def __init__(self, key: BlobKey, now: Callable[[], float], ca: str = "") -> None:
-        """`now`: by Azure's clock, by which signatures expire. `ca`: authorities to trust, or empty."""
-        self.key = key
-        self._now, self._ca = now, ca
+    def __init__(
+        self,
+        account: BlobAccount,
+        now: Callable[[], float],
+        ca: str = "",
+        login: Callable[[], Awaitable[str]] | None = None,
+    ) -> None:
+        """`now`: by Azure's clock, by which signatures expire. `ca`: authorities to trust, or empty. `login`
+        gives its token, for STORAGE_SCOPE."""
+        self.account = account
+        self._now, self._ca, self._login = now, ca, login
         self._session: aiohttp.ClientSession | None = None
+        self._by_key = bool(account.key)
         self._token, self._token_ends = "", 0.0
+        self._lent: LentKey | None = None
+        self._lent_at = 0.0
 
     async def close(self) -> None:
         if self._session is not None:
@@ -175,6 +231,35 @@ class BlobClient:
             if fault.status != 404:
                 raise
 
+    # -- tokens --------------------------------------------------------------------------------
+
+    @property
+    def by_key(self) -> bool:
+        """Is it the account's key that lets us in?"""
+        return self._by_key
+
+    @property
+    def longest_s(self) -> float | None:
+        """For how long tokens can be had at most; None: for as long as one likes."""
+        return None if self._by_key else LENT_S - RENEW_S
+
+    async def token(self, rights: str, until: float, container: str, blob: str = "") -> str:
+        """A query with these rights (r, c, w, d, l) on one container, or on one blob there."""
+        lent = None if self._by_key else await self._borrowed_key()
+        return signature(self.account, rights, until, container, blob, lent)
+
+    async def _borrowed_key(self) -> LentKey:
+        now = self._now()
+        if self._lent is None or now - self._lent_at > RENEW_S / 2:
+            ends = stamp(now + LENT_S - 2 * EARLY_S)
+            body = f"<KeyInfo><Start>{stamp(now - EARLY_S)}</Start><Expiry>{ends}</Expiry></KeyInfo>"
+            query = {"restype": "service", "comp": "userdelegationkey"}
+            tree = _parsed((await self._ask("POST", "", query, body.encode()))[0])
+            names = ("Oid", "Tid", "Start", "Expiry", "Service", "Version")
+            told = [tree.findtext(name) or "" for name in (*(f"Signed{name}" for name in names), "Value")]
+            self._lent, self._lent_at = LentKey(*told), now
+        return self._lent
+
     # -- requests ------------------------------------------------------------------------------
 
     async def _pages(self, path: str, query: Mapping[str, str]) -> list[ElementTree.Element]:
@@ -182,10 +267,7 @@ class BlobClient:
         marker = ""
         while True:
             body, _ = await self._ask("GET", path, {**query, **({"marker": marker} if marker else {})})
-            try:
-                found.append(ElementTree.fromstring(body.decode("utf-8-sig")))
-            except (ElementTree.ParseError, UnicodeDecodeError) as err:
-                raise ArmFault(0, (Problem("NoAnswer", "the storage answered no XML"),)) from err
+            found.append(_parsed(body))
             marker = found[-1].findtext("NextMarker") or ""
             if not marker:
                 return found
@@ -199,12 +281,16 @@ class BlobClient:
         headers: Mapping[str, str] | None = None,
         most: int = 1 << 30,
     ) -> tuple[bytes, Mapping[str, str]]:
-        """429 and 5xx, and no answer, are asked again a few times."""
+        """429 and 5xx, and no answer, are asked again a few times; and once by the login, where the account's
+        key lets nobody in."""
         rests = pauses(0.3, 5.0)
         for left in reversed(range(RETRIES)):
             try:
                 return await self._ask_once(method, path, query, content, headers or {}, most)
             except ArmFault as fault:
+                if self._by_key and self._login is not None and fault.has(KEY_REFUSED) and left:
+                    self._by_key = False
+                    continue
                 if left == 0 or (fault.status != 429 and 0 < fault.status < 500):
                     raise
                 await asyncio.sleep(fault.retry_after_s or next(rests))
@@ -222,18 +308,21 @@ class BlobClient:
         import aiohttp
         from yarl import URL
 
-        url = f"{self.key.endpoint}/{quote(path)}?{urlencode(query)}{'&' if query else ''}{self._own_token()}"
+        own, told = self._own_token(), {"x-ms-version": VERSION, **headers}
+        if not own:
+            told["Authorization"] = await self._bearer()
+        asked = "&".join(filter(None, (urlencode(query), own)))
+        url = f"{self.account.url}/{quote(path)}?{asked}"
         try:
             session = self._open()
-            async with session.request(
-                method, URL(url, encoded=True), data=content, headers={"x-ms-version": VERSION, **headers}
-            ) as response:
-                body = await response.content.read(most) if most < 1 << 30 else await response.read()
+            target = URL(url, encoded=True)
+            async with session.request(method, target, data=content, headers=told) as response:
+                body = await _first(response, most)
                 if response.status >= 400:
-                    raise _fault(response.status, response.headers.get("x-ms-error-code", ""), body)
+                    raise self._fault(response.status, response.headers.get("x-ms-error-code", ""), body)
                 return body, response.headers
         except (aiohttp.ClientError, OSError, TimeoutError) as err:
-            why = f"the storage account {self.key.account} does not answer ({type(err).__name__})"
+            why = f"the storage account {self.account.name} does not answer ({type(err).__name__})"
             raise ArmFault(0, (Problem("NoAnswer", why),)) from None  # no URL: it has a signature
 
     def _open(self) -> aiohttp.ClientSession:
@@ -249,53 +338,93 @@ class BlobClient:
         return self._session
 
     def _own_token(self) -> str:
+        """Empty if it is the login that asks."""
+        if not self._by_key:
+            return ""
         now = self._now()
         if now > self._token_ends - OWN_TOKEN_S / 2:
             self._token_ends = now + OWN_TOKEN_S
-            self._token = account_token(self.key, self._token_ends)
+            self._token = account_token(self.account, self._token_ends)
         return self._token
+
+    async def _bearer(self) -> str:
+        if self._login is None:
+            why = f"no key of the storage account {self.account.name} is known"
+            raise ArmFault(403, (Problem("StorageKeyMissing", why),))
+        return f"Bearer {await self._login()}"
+
+    def _fault(self, status: int, code: str, body: bytes) -> ArmFault:
+        message = ""
+        try:
+            found = ElementTree.fromstring(body.decode("utf-8-sig"))
+            code, message = code or found.findtext("Code") or "", found.findtext("Message") or ""
+        except (ElementTree.ParseError, UnicodeDecodeError):
+            pass
+        message = message.partition("\n")[0].rstrip(".")
+        if status in (401, 403):
+            message = f"storage account {self.account.name}: {message or 'it does not let us in'}"
+            code = "StorageLoginRefused" if not self._by_key and code in LOGIN_REFUSED else code
+        return ArmFault(status, (Problem(code or f"HTTP{status}", message),))
 
 
 class BlobMail:
-    """A mailbox in a container of its own."""
+    """A mailbox in a container of its own; `opened` tells the account, which may have to be asked for first.
 
-    def __init__(self, blobs: BlobClient, container: str, pace_s: tuple[float, float] = STORE_PACE_S) -> None:
+    One that is gone is empty, and nothing can be put there: FileNotFoundError.
+    """
+
+    def __init__(
+        self,
+        opened: Callable[[], Awaitable[BlobClient]],
+        container: str,
+        pace_s: tuple[float, float] = STORE_PACE_S,
+    ) -> None:
         self.pace_s = pace_s
-        self._blobs, self._container = blobs, container
+        self._opened, self._container = opened, container
 
     async def create(self, name: str, content: bytes) -> bool:
-        try:
-            return await self._blobs.create(self._container, name, content)
-        except ArmFault as fault:
-            raise OSError(str(fault)) from fault
+        with _away():
+            return await (await self._opened()).create(self._container, name, content)
 
     async def read(self, name: str) -> bytes | None:
-        try:
-            return await self._blobs.read(self._container, name)
-        except ArmFault as fault:
-            raise OSError(str(fault)) from fault
+        with _away():
+            return await (await self._opened()).read(self._container, name)
 
     async def names(self, below: str) -> list[str]:
         try:
-            return await self._blobs.names(self._container, f"{below}/")
-        except ArmFault as fault:
-            raise OSError(str(fault)) from fault
+            with _away():
+                return await (await self._opened()).names(self._container, f"{below}/")
+        except FileNotFoundError:
+            return []
 
     async def remove(self, names: Sequence[str]) -> None:
-        try:
-            for name in names:
-                await self._blobs.remove(self._container, name)
-        except ArmFault as fault:
-            raise OSError(str(fault)) from fault
+        with _away():
+            blobs, turns = await self._opened(), asyncio.Semaphore(REMOVE_AT_ONCE)
+
+            async def one(name: str) -> None:
+                async with turns:
+                    await blobs.remove(self._container, name)
+
+            await asyncio.gather(*map(one, names))
 
 
-def way_to(key: BlobKey, container: str, until: float) -> dict[str, object]:
-    """How a machine reaches its mailbox, as `supervisor.mailbox.HttpPost` reads it."""
-    return {
-        "url": f"{key.endpoint}/{container}",
-        "query": token(key, "rc", until, container),
-        "headers": {"x-ms-version": VERSION, **PUT},
-    }
+@contextlib.contextmanager
+def _away() -> Generator[None]:
+    try:
+        yield
+    except ArmFault as fault:
+        gone = fault.status == 404 or fault.has("ContainerBeingDeleted")
+        raise (FileNotFoundError if gone else OSError)(str(fault)) from fault
+
+
+async def _first(response: aiohttp.ClientResponse, most: int) -> bytes:
+    """So many bytes of what comes: one read gives no more than what has come already."""
+    body = bytearray()
+    async for chunk in response.content.iter_any():
+        body += chunk
+        if len(body) >= most:
+            break
+    return bytes(body[:most])
 
 
 def _tags(told: str) -> Mapping[str, str]:
@@ -306,11 +435,8 @@ def _tags(told: str) -> Mapping[str, str]:
     return {str(name): str(value) for name, value in tags.items()}
 
 
-def _fault(status: int, code: str, body: bytes) -> ArmFault:
-    message = ""
+def _parsed(content: bytes) -> ElementTree.Element:
     try:
-        found = ElementTree.fromstring(body.decode("utf-8-sig"))
-        code, message = code or found.findtext("Code") or "", found.findtext("Message") or ""
-    except (ElementTree.ParseError, UnicodeDecodeError):
-        pass
-    return ArmFault(status, (Problem(code or f"HTTP{status}", message.partition("\n")[0]),))
+        return ElementTree.fromstring(content.decode("utf-8-sig"))
+    except (ElementTree.ParseError, UnicodeDecodeError) as err:
+        raise ArmFault(0, (Problem("NoAnswer", "the storage answered no XML"),)) from err

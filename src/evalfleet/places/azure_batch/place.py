@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import NoReturn
 
@@ -20,20 +19,25 @@ from evalfleet.model import Machine, MachineId, Needs, Offer
 from evalfleet.places.azure.answers import ArmFault
 from evalfleet.places.azure.arm import ArmClient, ArmEndpoint
 from evalfleet.places.azure.bills import AzureBills
-from evalfleet.places.azure.names import EXPIRES, HOME, KIND, MACHINE, OWNER, moment, tags_of
+from evalfleet.places.azure.names import HOME, MACHINE, tags_of
 from evalfleet.places.azure.prices import AzurePriceBook
 from evalfleet.places.azure.retail import RetailPrices
+from evalfleet.places.azure.services import (
+    REFUSALS,
+    ServiceLooks,
+    belongings_of,
+    check_priced,
+    knock,
+    not_longer,
+)
 from evalfleet.places.azure.sizes import vcpus
 from evalfleet.places.vm.answers import as_refusal
 from evalfleet.places.vm.place import UNSEEN, VmPlace, check_installed
-from evalfleet.places.vm.preflight import clock_doubt
 from evalfleet.ports import Belonging, Check, Image, Made, PlaceContext, Preflight
-from evalfleet.single_flight import SingleFlight
 
 from . import preflight
 from .service import (
     CONTENT,
-    REFUSALS,
     SCOPE,
     UNPULLABLE,
     AccountInventory,
@@ -69,8 +73,7 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
         self._batch = BatchClient(self._arm)
         self._prefix = settings.name.partition("{machine}")[0].lower()
         self._inventory = AccountInventory(self._batch, self._prefix, context.home_id)
-        self._looked_at = -settings.poll_s
-        self._look = SingleFlight(self._look_now, self._pause_s)
+        self._looks = ServiceLooks(self._look, settings.poll_s)
         self._meetings: dict[MachineId, asyncio.Task[None]] = {}
         self._troubles: dict[MachineId, str] = {}
         """Why a machine whose pilot runs cannot be used yet."""
@@ -85,12 +88,7 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
     def make(cls, name: str, settings: AzureBatchSettings, context: PlaceContext) -> AzureBatchPlace:
         check_installed(name, ("azure.identity", "azure.mgmt.resource", "aiohttp", "asyncssh"), "azure")
         account = account_of(name, settings, context)
-        book = AzurePriceBook.of(context.home)
-        if missing := preflight.unpriced(settings, account.region, book):
-            raise RequestError(
-                f"place {name!r}: the price of {', '.join(missing)} in {account.region} is not known; set "
-                f"prices = {{ {missing[0]} = 0.5 }} (USD an hour)"
-            )
+        check_priced(name, settings, account.region, AzurePriceBook.of(context.home))
         return cls(name, settings, account, context)
 
     async def offers(self, needs: Needs) -> Sequence[Offer]:
@@ -105,12 +103,8 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
 
     # -- what exists -----------------------------------------------------------------------------
 
-    def _pause_s(self) -> float:
-        return max(0.0, self._looked_at + self._settings.poll_s - time.monotonic())
-
-    async def _look_now(self) -> Mapping[MachineId, Sighting]:
+    async def _look(self) -> Mapping[MachineId, Sighting]:
         """What is there; and what must be done for machines that have just started."""
-        self._looked_at = time.monotonic()
         found = await self._inventory.look()
         fresh = [
             each for each in found.values() if each.state == "active" and each.start is None and each.node
@@ -174,8 +168,7 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
             self._troubles[machine] = trouble
 
     async def list(self, pool: str) -> Sequence[Machine]:
-        with as_refusal(UNSEEN):
-            found = await self._look.fresh()
+        found = await self._looks.fresh()
         now = self._arm.now()
         shown = [machine_of(each, now) for name, each in sorted(found.items()) if name.startswith(f"{pool}-")]
         for machine in shown:
@@ -206,8 +199,7 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
         async with self._turn(machine):
             with self._ceiling.counting(machine, vcpus(offer.size)):
                 if self._settings.max_vcpus:
-                    with as_refusal(UNSEEN):
-                        found = await self._look.fresh()
+                    found = await self._looks.fresh()
                     self._ceiling.check(machine, {each: vcpus(_size_of(found[each])) for each in found})
                 await self._submit(machine, offer, expires_s)
 
@@ -236,11 +228,7 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
             raise MachineUnavailable(machine, "it is being deleted")
 
     async def extend(self, machine: MachineId, expires_s: float) -> None:
-        raise PlaceError(
-            f"{machine}: Batch does not make the time of a task that runs longer",
-            transient=False,
-            scope="machine",
-        )
+        raise not_longer(machine, "Batch")
 
     async def delete(self, machine: MachineId) -> None:
         """Delete the job, and with it all that it has brought; also what is left of one that is gone."""
@@ -289,15 +277,7 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
         return tuple(preflight.outline(self._settings, self._account, machines))
 
     async def doubts(self, lasts_s: float) -> Sequence[str]:
-        """Are we let in, and is this computer's clock right?"""
-        with as_refusal(f"place {self._name!r}"):
-            try:
-                await self._batch.jobs(self._prefix)
-            except ArmFault as fault:
-                if fault.refusal("").transient:
-                    return ()  # the run asks again
-                raise
-        return tuple(filter(None, (clock_doubt(self._arm.skew_s, preflight.WHOSE),)))
+        return await knock(self._arm, self._name, lambda: self._batch.jobs(self._prefix))
 
     async def examine(self, needs: Needs, workers: int = 1) -> Sequence[Check]:
         checks = preflight.BatchChecks(self._arm, self._environ, self._settings, self._account)
@@ -307,28 +287,9 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
         """What is evalfleet's in the account, of all homes: jobs, and pools that their jobs have left."""
         with as_refusal(UNSEEN):
             jobs, pools = await asyncio.gather(self._batch.jobs(self._prefix), self._batch.pools())
-        parts: dict[tuple[str, str], list[str]] = {}
-        tags: dict[tuple[str, str], dict[str, str]] = {}
-        for what, shown in (("job", jobs), ("pool", pools)):
-            for each in shown:
-                told = metadata_in(each)
-                if MACHINE in told:
-                    key = (told[MACHINE], told.get(HOME, ""))
-                    parts.setdefault(key, []).append(f"{what} {each.get('id')}")
-                    tags.setdefault(key, told)
-        return [self._belonging(key, tags[key], parts[key]) for key in sorted(parts)]
-
-    def _belonging(self, key: tuple[str, str], tags: Mapping[str, str], parts: Sequence[str]) -> Belonging:
-        ends_at = moment(tags.get(EXPIRES, ""))
-        return Belonging(
-            MachineId(key[0]),
-            key[1],
-            tags.get(OWNER, ""),
-            f"{self._account.name} in {self._account.region}",
-            None if ends_at is None else round(ends_at * 1e6),
-            tuple(parts),
-            of_pool=tags.get(KIND) == "pool",
-        )
+        shown = (("job", jobs), ("pool", pools))
+        parts = ((what, str(each.get("id")), metadata_in(each)) for what, all in shown for each in all)
+        return belongings_of(parts, f"{self._account.name} in {self._account.region}")
 
     async def reap(self, belonging: Belonging) -> None:
         with as_refusal(belonging.machine):

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from evalfleet.model import MachineId, Needs, Offer
 from evalfleet.places.azure.answers import ArmFault
 from evalfleet.places.azure.arm import ArmClient, ArmEndpoint
-from evalfleet.places.azure.prices import OWN, SPOT_FAMILY, AzurePriceBook
-from evalfleet.places.azure.sizes import VmSize, fits, size_of, vcpus
+from evalfleet.places.azure.prices import AzurePriceBook
+from evalfleet.places.azure.services import WHOSE, looked, node_offers, offer_checks
+from evalfleet.places.azure.sizes import VmSize, vcpus
 from evalfleet.places.vm.answers import Json, rows, table
 from evalfleet.places.vm.preflight import clock_checks, machine_words, workers_checks
-from evalfleet.places.vm.price_book import Quote
 from evalfleet.ports import Check, Made
 
 from .service import VERSION
 from .settings import AzureBatchSettings, BatchAccount
 from .template import END_S, job_id
 
-WHOSE = "Azure's"
 ACCOUNTS = "2025-06-01"
 SWEEP_S = 300.0
 """For so long after a machine's end its node may be billed: Batch deletes it by itself, in its own time."""
@@ -28,65 +27,24 @@ QUOTAS = "the account's page Quotas in the portal"
 # -- offers --------------------------------------------------------------------------------------------
 
 
-def unpriced(settings: AzureBatchSettings, region: str, book: AzurePriceBook) -> list[str]:
-    """Sizes that have no price in the region."""
-    sizes = [size for name in settings.sizes if (size := size_of(name)) is not None]
-    strange = [name for name in settings.sizes if size_of(name) is None and name not in settings.prices]
-    return [
-        *strange,
-        *(size.name for size in sizes if _price(settings, book, size, region, spot=False) is None),
-    ]
-
-
-def _price(
-    settings: AzureBatchSettings, book: AzurePriceBook, size: VmSize, region: str, *, spot: bool
-) -> Quote | None:
-    """Of an hour of the node: Batch itself costs nothing, and its nodes' system disks come with them."""
-    given = settings.prices.get(f"{size.name}@{region}", settings.prices.get(size.name))
-    return book.machine(size, region, spot=spot) if given is None else Quote(given, OWN)
-
-
 def offers_of(
     place: str, settings: AzureBatchSettings, region: str, book: AzurePriceBook, needs: Needs
 ) -> Sequence[Offer]:
-    """What can be had, cheapest first; with `spot`, regular nodes beside the spot ones."""
-    kinds = ([True] if settings.spot else []) + ([] if settings.spot and settings.spot_only else [False])
-    offers = [
-        _offer(place, settings, size, region, quote, spot=spot)
-        for spot in kinds
-        for size in filter(None, map(size_of, settings.sizes))
-        if fits(size, needs, settings.disk_gb) and not (settings.max_vcpus and size.cpus > settings.max_vcpus)
-        if (quote := _price(settings, book, size, region, spot=spot)) is not None
-    ]
-    return sorted(offers, key=lambda offer: offer.usd_per_hour)
+    def made(size: VmSize) -> Offer:
+        return Offer(
+            place,
+            size.name,
+            capacity=settings.max_vcpus // size.cpus if settings.max_vcpus else None,
+            teardown_s=max(END_S, settings.teardown_s),
+            sweep_s=SWEEP_S,
+            silent_s=20.0,
+            lost_s=max(20.0, settings.lost_s),
+            cpus=size.cpus,
+            memory_gb=size.memory_gb or 0.0,
+        )
 
-
-def _offer(
-    place: str, settings: AzureBatchSettings, size: VmSize, region: str, quote: Quote, *, spot: bool
-) -> Offer:
-    return Offer(
-        place,
-        size.name,
-        region,
-        usd_per_hour=round(quote.usd, 6),
-        spot=spot,
-        capacity=settings.max_vcpus // size.cpus if settings.max_vcpus else None,
-        teardown_s=max(END_S, settings.teardown_s),
-        settle_s=settings.settle_s,
-        family=SPOT_FAMILY if spot else size.series.family,
-        idle_usd_per_hour=round(quote.usd, 6),
-        sweep_s=SWEEP_S,
-        priced=quote.as_of,
-        queues=True,
-        queue_s=settings.expected_queue_s,
-        max_queue_s=settings.queue_s,
-        extendable=False,
-        max_life_s=settings.time_limit_s,
-        silent_s=20.0,
-        lost_s=max(20.0, settings.lost_s),
-        cpus=size.cpus,
-        memory_gb=size.memory_gb or 0.0,
-    )
+    offers = node_offers(settings, settings.sizes, region, book, needs, settings.disk_gb, made)
+    return [offer for offer in offers if offer.capacity != 0]
 
 
 def outline(
@@ -130,27 +88,14 @@ class BatchChecks:
             Check("account", "good", f"{self._account.endpoint} lets us in; {len(jobs)} jobs are active")
         ]
         checks += clock_checks(self._batch.skew_s, WHOSE)
-        checks += self._offer_checks(offers, needs)
-        checks += await self._looked("image", self._image)
+        billed = "a node is billed from its start, also while it boots"
+        checks += offer_checks(offers, needs, self._account.region, billed)
+        checks += await looked("image", self._image, must=False)
         if self._settings.pool:
-            checks += await self._looked("pool", self._own_pool)
+            checks += await looked("pool", self._own_pool, must=False)
         checks += self._network()
-        return [*checks, *await self._looked("quota", lambda: self._managed(offers, workers, len(jobs)))]
-
-    async def _looked(self, name: str, look: Callable[[], Awaitable[list[Check]]]) -> list[Check]:
-        try:
-            return await look()
-        except ArmFault as fault:
-            told, _, remedy = str(fault.refusal(name)).partition("; ")
-            return [Check(name, "warn", f"it cannot be seen: {told}", remedy)]
-
-    def _offer_checks(self, offers: Sequence[Offer], needs: Needs) -> list[Check]:
-        if not offers:
-            wanted = needs.in_words() or "what is needed"
-            return [Check("offers", "bad", f"none of `sizes` has {wanted}", "name larger ones")]
-        first = offers[0]
-        told = f"from ${first.usd_per_hour:.3f} an hour ({first.size}); prices of {first.priced}"
-        return [Check("prices", "good", f"{told}; a node is billed from its start, also while it boots")]
+        quota = await looked("quota", lambda: self._managed(offers, workers, len(jobs)), must=False)
+        return [*checks, *quota]
 
     async def _image(self) -> list[Check]:
         settings = self._settings

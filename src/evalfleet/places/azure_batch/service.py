@@ -13,9 +13,10 @@ from evalfleet.model import Machine, MachineId
 from evalfleet.places.azure.answers import ArmFault
 from evalfleet.places.azure.arm import ArmClient
 from evalfleet.places.azure.names import HOME, MACHINE
+from evalfleet.places.azure.services import REFUSALS
 from evalfleet.places.vm.answers import Json, rows, table
 
-from .pilot import NO_KVM, RESTARTED
+from .pilot import RESTARTED
 from .template import (
     BOOT_S,
     END_S,
@@ -23,8 +24,6 @@ from .template import (
     LIFE,
     NO_IMAGE,
     NO_PULL,
-    NO_PYTHON,
-    OLD_PYTHON,
     PREFIX,
     START,
     TASK,
@@ -39,12 +38,6 @@ COMING = ("creating", "starting", "waitingforstarttask", "idle", "running", "upg
 """States of a node that is had, and billed, and of use now or soon."""
 LOST = ("preempted", "rebooting", "leavingpool", "offline", "deallocating", "deallocated")
 """States of a node on which nothing of ours goes on."""
-REFUSALS = {
-    NO_KVM: "no virtual machine can be made on its node (/dev/kvm); name other `sizes`",
-    NO_PYTHON: "the image has no python3; name an `image` with Python 3.8 or later",
-    OLD_PYTHON: "the image's python3 is older than 3.8; name an `image` with a later one",
-}
-"""What the pilot's exit codes mean that tell of the size or the image, and so of all machines alike."""
 UNPULLABLE = (
     "an image of `images` is not there, or its registry lets nobody read it: see stderr of the start task"
 )

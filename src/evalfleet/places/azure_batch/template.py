@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from evalfleet.model import MachineId
 from evalfleet.places.azure.names import plain
+from evalfleet.places.azure.services import pilot_script
 from evalfleet.places.vm.answers import Json, rows
 
 from .settings import AzureBatchSettings
@@ -26,8 +27,8 @@ END_S = 60.0
 """How long Batch may take to end a task and, with its job, the node."""
 BOOT_S = 900.0
 """A node that takes longer from its start to that of its task is not what we asked for."""
-OLD_PYTHON, NO_PYTHON, NO_IMAGE, NO_PULL = 78, 79, 80, 81
-"""Exit codes: of the pilot, and of a start task whose image is not there, or cannot be had for now."""
+NO_IMAGE, NO_PULL = 80, 81
+"""Exit codes of a start task whose image is not there, or cannot be had for now."""
 FIRST_PRIORITY = 150
 FOR_GOOD = "manifest unknown|manifest .*not found|denied|unauthorized|invalid reference"
 """What a registry says of an image that will not be there the next time, either."""
@@ -106,10 +107,7 @@ def metadata_in(shown: Json) -> dict[str, str]:
 
 
 def _pilot(settings: AzureBatchSettings, build: JobBuild) -> Json:
-    missing = f"echo the image has no python3 >&2; exit {NO_PYTHON}"
-    old = f'python3 -c "import sys; sys.exit(sys.version_info < (3, 8))" || exit {OLD_PYTHON}'
-    run = 'exec python3 -I -c "$EVALFLEET_PILOT"'
-    script = f"command -v python3 >/dev/null || {{ {missing}; }}; {old}; {run}"
+    script = pilot_script('python3 -I -c "$EVALFLEET_PILOT"')
     environ = {
         "EVALFLEET_PILOT": PILOT.read_text("utf-8"),
         "EVALFLEET_USER": settings.user,

@@ -2,8 +2,8 @@
 
     settings.py   what the user may say, and what the computer knows (workspace, subscription, owner)
     place.py      all of the following as a Place
-    template.py   what is sent: a cluster that scales to zero, an environment, a job a machine
-    pilot.py      the program of such a job, in its container
+    template.py   what is sent: a cluster that scales to zero, an environment, a job a machine, which is a
+                  pilot by mailbox (`channels/mailboxes.py`)
     service.py    the workspace as one look shows it: jobs, clusters, mailboxes; and what their states mean
     preflight.py  what can be checked before money is spent
 

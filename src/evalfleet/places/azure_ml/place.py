@@ -8,36 +8,36 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import hashlib
-import hmac
-import json
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from evalfleet.channels.mail_channel import MailChannel
-from evalfleet.channels.mailbox import STORE_PACE_S
-from evalfleet.channels.program import archive
+from evalfleet.channels.mailboxes import MailPilot
 from evalfleet.channels.samples import Samples
-from evalfleet.errors import MachineUnavailable, PlaceError, RequestError
+from evalfleet.errors import MachineUnavailable, PlaceError
 from evalfleet.model import Machine, MachineId, Needs, Offer
-from evalfleet.places.azure.answers import ArmFault
 from evalfleet.places.azure.arm import ArmClient, ArmEndpoint
 from evalfleet.places.azure.bills import AzureBills
-from evalfleet.places.azure.blobs import BlobClient, BlobMail, token, way_to
-from evalfleet.places.azure.names import EXPIRES, HOME, KIND, MACHINE, OWNER, POOL, moment, tags_of
+from evalfleet.places.azure.blobs import STORAGE_SCOPE, BlobClient
+from evalfleet.places.azure.mailboxes import BlobMailboxes
+from evalfleet.places.azure.names import HOME, POOL, tags_of
 from evalfleet.places.azure.prices import AzurePriceBook
 from evalfleet.places.azure.retail import RetailPrices
+from evalfleet.places.azure.services import (
+    REFUSALS,
+    ServiceLooks,
+    belongings_of,
+    check_priced,
+    knock,
+    not_longer,
+)
 from evalfleet.places.vm.answers import Json, as_refusal, table
 from evalfleet.places.vm.place import UNSEEN, check_installed
-from evalfleet.places.vm.preflight import clock_doubt
 from evalfleet.places.vm.settings import MachineUse
 from evalfleet.ports import Belonging, Channel, Check, Fence, Made, PlaceContext, Preflight
-from evalfleet.single_flight import SingleFlight
 
 from . import preflight
 from .service import (
-    REFUSALS,
     RUNNING,
     MlClient,
     MlJob,
@@ -49,7 +49,6 @@ from .service import (
 from .settings import AzureMlSettings, MlAccount, account_of
 from .template import (
     END_S,
-    PILOT,
     MlJobBuild,
     cluster_body,
     cluster_name,
@@ -71,9 +70,12 @@ PAUSE_S = 1.0
 class MlWorkspace:
     """A workspace with its storage, asked for once and when they are needed. All raise ArmFault."""
 
-    def __init__(self, client: MlClient, settings: AzureMlSettings, account: MlAccount) -> None:
+    def __init__(
+        self, client: MlClient, login: ArmClient, settings: AzureMlSettings, account: MlAccount
+    ) -> None:
+        """`login`: whose tokens are for storage."""
         self.client = client
-        self._settings, self._account = settings, account
+        self._login, self._settings, self._account = login, settings, account
         self._blobs: BlobClient | None = None
         self._region = settings.region
         self._lock = asyncio.Lock()
@@ -89,18 +91,14 @@ class MlWorkspace:
     async def blobs(self) -> BlobClient:
         async with self._lock:
             if self._blobs is None:
-                key = await self.client.storage(self._settings.storage_endpoint)
-                self._blobs = BlobClient(key, self.client.arm.now, self._account.ca)
+                account = await self.client.storage(self._settings.storage_endpoint)
+                self._blobs = BlobClient(account, self.client.arm.now, self._account.ca, self._login.token)
         return self._blobs
-
-    async def mail_key(self, box: str) -> str:
-        """What a machine's mail is sealed with: whoever has the storage account's key can tell it."""
-        key = (await self.blobs()).key.key
-        return hmac.new(key.encode(), f"evalfleet/{box}".encode(), hashlib.sha256).hexdigest()
 
     async def close(self) -> None:
         if self._blobs is not None:
             await self._blobs.close()
+        await self._login.close()
 
 
 def no_workspace(account: MlAccount) -> PlaceError:
@@ -109,32 +107,6 @@ def no_workspace(account: MlAccount) -> PlaceError:
         "list -o table` shows yours"
     )
     return PlaceError(why, transient=False, scope="place")
-
-
-class WorkspaceMail:
-    """A machine's mailbox in a workspace that is asked for its storage at the first word."""
-
-    def __init__(self, workspace: MlWorkspace, box: str) -> None:
-        self.pace_s = STORE_PACE_S
-        self._workspace, self._box = workspace, box
-
-    async def _mail(self) -> BlobMail:
-        try:
-            return BlobMail(await self._workspace.blobs(), self._box)
-        except ArmFault as fault:
-            raise OSError(str(fault)) from fault
-
-    async def create(self, name: str, content: bytes) -> bool:
-        return await (await self._mail()).create(name, content)
-
-    async def read(self, name: str) -> bytes | None:
-        return await (await self._mail()).read(name)
-
-    async def names(self, below: str) -> list[str]:
-        return await (await self._mail()).names(below)
-
-    async def remove(self, names: Sequence[str]) -> None:
-        await (await self._mail()).remove(names)
 
 
 class AzureMlPlace(Preflight):
@@ -155,14 +127,15 @@ class AzureMlPlace(Preflight):
         endpoint = ArmEndpoint(account.subscription, settings.endpoint, settings.scope, account.ca)
         self._arm = ArmClient(endpoint, context.environ)
         self._client = MlClient(self._arm, account)
-        self._workspace = MlWorkspace(self._client, settings, account)
+        storage = ArmEndpoint("", settings.endpoint, STORAGE_SCOPE, account.ca)
+        login = ArmClient(storage, context.environ)
+        self._workspace = MlWorkspace(self._client, login, settings, account)
+        self._boxes = BlobMailboxes(context, account.owner, self._workspace.blobs, self._arm.now)
         self._use: MachineUse = "pool" if context.for_pool else "run"
         self._home = context.home_id
         self._samples = Samples(context.home)
-        self._prefix = settings.name.partition("{machine}")[0].lower()
         self._inventory: WorkspaceInventory | None = None
-        self._looked_at = -settings.poll_s
-        self._look = SingleFlight(self._look_now, self._pause_s)
+        self._looks = ServiceLooks(self._look, settings.poll_s)
         self._turns: dict[str, asyncio.Lock] = {}
         """Held by whoever makes or ends a machine, or a cluster: it is done once at a time."""
         self._coming: Counter[str] = Counter()
@@ -178,12 +151,8 @@ class AzureMlPlace(Preflight):
     def make(cls, name: str, settings: AzureMlSettings, context: PlaceContext) -> AzureMlPlace:
         check_installed(name, ("azure.identity", "azure.mgmt.resource", "aiohttp"), "azure")
         account = account_of(name, settings, context)
-        strange = preflight.unpriced(settings, AzurePriceBook.of(context.home))
-        if strange:
-            raise RequestError(
-                f"place {name!r}: the price of {', '.join(strange)} is not known; set "
-                f"prices = {{ {strange[0]} = 0.5 }} (USD an hour)"
-            )
+        # without a region of its own, one that has a price for all that is known
+        check_priced(name, settings, settings.region or "eastus", AzurePriceBook.of(context.home))
         return cls(name, settings, account, context)
 
     @property
@@ -204,22 +173,14 @@ class AzureMlPlace(Preflight):
 
     # -- what exists -----------------------------------------------------------------------------
 
-    def _pause_s(self) -> float:
-        return max(0.0, self._looked_at + self._settings.poll_s - time.monotonic())
-
-    async def _look_now(self) -> Mapping[MachineId, MlSighting]:
-        self._looked_at = time.monotonic()
+    async def _look(self) -> Mapping[MachineId, MlSighting]:
         if self._inventory is None:
             blobs = await self._workspace.blobs()
-            self._inventory = WorkspaceInventory(self._client, blobs, self._prefix, self._home)
+            self._inventory = WorkspaceInventory(self._client, blobs, self._boxes, self._home)
         return await self._inventory.look()
 
-    async def _looked(self) -> Mapping[MachineId, MlSighting]:
-        with as_refusal(UNSEEN):
-            return await self._look.fresh()
-
     async def list(self, pool: str) -> Sequence[Machine]:
-        found, now = await self._looked(), self._arm.now()
+        found, now = await self._looks.fresh(), self._arm.now()
         patience = StagePatience(self._settings.prepare_s, self._settings.start_s)
         machines: list[Machine] = []
         for id, seen in sorted(found.items()):
@@ -249,20 +210,22 @@ class AzureMlPlace(Preflight):
             with as_refusal(f"{offer.size} in {offer.region}"):
                 if await self._is_there(machine, name):
                     return
-                until = self._ends_at(expires_s)
+                wait_s = self._wait_s()
+                until = self._arm.now() + wait_s + expires_s
                 tags = tags_of(machine, self._home, self.owner, self._use, until, {})
                 self._coming[cluster] += 1
                 try:
                     async with self._turn(cluster):
                         await self._have_cluster(cluster, offer, tags)
-                    await self._submit(machine, name, cluster, expires_s, until, tags)
+                    pilot = await self._boxes.make(machine, expires_s, wait_s, kvm=self._kvm)
+                    await self._submit(machine, name, cluster, expires_s, pilot, tags)
                 finally:
                     self._coming[cluster] -= 1
 
-    def _ends_at(self, expires_s: float) -> float:
-        """When all of a machine is over at the latest: it may wait, prepare, start, live, and be ended."""
+    def _wait_s(self) -> float:
+        """How long a machine may take besides its life: it may wait, prepare, start, and be ended."""
         settings = self._settings
-        return self._arm.now() + settings.queue_s + settings.prepare_s + settings.start_s + expires_s + END_S
+        return settings.queue_s + settings.prepare_s + settings.start_s + END_S
 
     async def _is_there(self, machine: MachineId, name: str) -> bool:
         """Has an earlier call submitted the job? Raises PlaceError if it is not ours."""
@@ -310,50 +273,17 @@ class AzureMlPlace(Preflight):
         name: str,
         cluster: str,
         expires_s: float,
-        until: float,
+        pilot: MailPilot,
         tags: Mapping[str, str],
     ) -> None:
-        settings, blobs = self._settings, await self._workspace.blobs()
-        if not await blobs.make_container(name, tags):
-            other = (await blobs.tags(name) or {}).get(HOME)
-            if other is not None and other != self._home:
-                why = (
-                    f"the storage account has a container {name} that is not this home's; set another `name`"
-                )
-                raise PlaceError(why, transient=False, scope="place")
-        way = {
-            "box": way_to(blobs.key, name, until),
-            "key": await self._workspace.mail_key(name),
-            "kvm": self._kvm,
-            "life_s": expires_s,
-        }
-        await asyncio.gather(
-            blobs.write(name, "program", archive()),
-            blobs.write(name, "pilot", PILOT.read_bytes()),
-            blobs.write(name, "way", json.dumps(way).encode()),
-        )
+        settings = self._settings
         version = environment_version(settings.image)
         environment = await self._client.add_environment(version, environment_body(settings.image))
-
-        def address(blob: str, rights: str) -> str:
-            return f"{blobs.key.endpoint}/{name}/{blob}?{token(blobs.key, rights, until, name, blob)}"
-
-        build = MlJobBuild(
-            machine,
-            cluster,
-            self._kvm,
-            address("way", "rcd"),
-            address("pilot", "r"),
-            expires_s,
-            environment,
-            tags,
-        )
+        build = MlJobBuild(machine, cluster, self._kvm, pilot, expires_s, environment, tags)
         await self._client.add_job(name, job_body(settings, self._account, build))
 
     async def extend(self, machine: MachineId, expires_s: float) -> None:
-        raise PlaceError(
-            f"{machine}: Azure ML does not make the time of a job longer", transient=False, scope="machine"
-        )
+        raise not_longer(machine, "Azure ML")
 
     async def delete(self, machine: MachineId) -> None:
         """End the job, and remove all there is of it; with a run's last job its cluster goes, too."""
@@ -364,11 +294,9 @@ class AzureMlPlace(Preflight):
         self._ending.setdefault(name, self._arm.now())
         async with self._turn(name):
             with as_refusal(f"job {name} of {self._account.workspace}"):
-                blobs = await self._workspace.blobs()
-                if await blobs.tags(name) is not None:
-                    await blobs.create(name, "stop", b"")  # the pilot leaves, whatever Azure does
+                await self._boxes.ask_to_stop(machine)  # the pilot leaves, whatever Azure does
                 await self._end_job(machine, name)
-                await blobs.delete_container(name)
+                await self._boxes.remove(machine)
                 await self._drop_clusters(machine.rsplit("-", 2)[0])
         self._ending.pop(name, None)
 
@@ -403,17 +331,8 @@ class AzureMlPlace(Preflight):
     # -- reaching them -----------------------------------------------------------------------------------
 
     def channel(self, machine: Machine, fence: Fence) -> Channel:
-        box = machine.address or job_name(machine.id, self._settings.name)
-
-        async def key() -> str:
-            try:
-                return await self._workspace.mail_key(box)
-            except ArmFault as fault:
-                raise OSError(str(fault)) from fault
-
         on_load = functools.partial(self._samples.keep, machine.id)
-        mail = WorkspaceMail(self._workspace, box)
-        return MailChannel(mail, key, fence, self._context.secrets, on_load)
+        return self._boxes.channel(machine.id, fence, self._context.secrets, on_load)
 
     async def close(self) -> None:
         await self._workspace.close()
@@ -425,17 +344,12 @@ class AzureMlPlace(Preflight):
         return tuple(preflight.outline(self._settings, self._account, machines, self._cluster_of))
 
     async def doubts(self, lasts_s: float) -> Sequence[str]:
-        """Are we let in, and is this computer's clock right?"""
-        with as_refusal(f"place {self._name!r}"):
-            try:
-                if await self._client.workspace() is None:
-                    raise no_workspace(self._account)
-                await self._workspace.blobs()
-            except ArmFault as fault:
-                if fault.refusal("").transient:
-                    return ()  # the run asks again
-                raise
-        return tuple(filter(None, (clock_doubt(self._arm.skew_s, preflight.WHOSE),)))
+        async def ask() -> None:
+            if await self._client.workspace() is None:
+                raise no_workspace(self._account)
+            await self._workspace.blobs()
+
+        return await knock(self._arm, self._name, ask)
 
     async def examine(self, needs: Needs, workers: int = 1) -> Sequence[Check]:
         checks = preflight.MlChecks(self._client, self._workspace.blobs, self._settings, self._account)
@@ -444,44 +358,24 @@ class AzureMlPlace(Preflight):
     async def belongings(self) -> Sequence[Belonging]:
         """What is evalfleet's in the workspace, of all homes: jobs, mailboxes, and clusters without jobs."""
         with as_refusal(UNSEEN):
-            blobs = await self._workspace.blobs()
             jobs, boxes, clusters = await asyncio.gather(
-                self._client.jobs(), blobs.containers(self._prefix), self._client.clusters()
+                self._client.jobs(), self._boxes.containers(), self._client.clusters()
             )
-        parts: dict[tuple[str, str], list[str]] = {}
-        tags: dict[tuple[str, str], Mapping[str, str]] = {}
-        for what, name, told in (
+        parts = (
             *(("job", job.name, job.tags) for job in jobs),
             *(("mailbox", box.name, box.tags) for box in boxes),
             *(("cluster", *each) for each in _unused_clusters(clusters, jobs)),
-        ):
-            if MACHINE in told:
-                key = (told[MACHINE], told.get(HOME, ""))
-                parts.setdefault(key, []).append(f"{what} {name}")
-                tags.setdefault(key, told)
-        return [self._belonging(key, tags[key], parts[key]) for key in sorted(parts)]
-
-    def _belonging(self, key: tuple[str, str], tags: Mapping[str, str], parts: Sequence[str]) -> Belonging:
-        ends_at = moment(tags.get(EXPIRES, ""))
-        return Belonging(
-            MachineId(key[0]),
-            key[1],
-            tags.get(OWNER, ""),
-            f"{self._account.workspace} in {self._account.group}",
-            None if ends_at is None else round(ends_at * 1e6),
-            tuple(parts),
-            of_pool=tags.get(KIND) == "pool",
         )
+        return belongings_of(parts, f"{self._account.workspace} in {self._account.group}")
 
     async def reap(self, belonging: Belonging) -> None:
         with as_refusal(belonging.machine):
-            blobs = await self._workspace.blobs()
             for part in belonging.parts:
                 what, _, name = part.partition(" ")
                 if what == "job":
                     await self._end_job(belonging.machine, name)
                 elif what == "mailbox":
-                    await blobs.delete_container(name)
+                    await (await self._workspace.blobs()).delete_container(name)
                 else:
                     await self._client.delete_cluster(name)
 

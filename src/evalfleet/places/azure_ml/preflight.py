@@ -11,18 +11,17 @@ from evalfleet.model import MachineId, Needs, Offer
 from evalfleet.places.azure.answers import ArmFault
 from evalfleet.places.azure.blobs import BlobClient
 from evalfleet.places.azure.names import HOME
-from evalfleet.places.azure.prices import OWN, SPOT_FAMILY, AzurePriceBook
-from evalfleet.places.azure.sizes import VmSize, fits, size_of, vcpus
+from evalfleet.places.azure.prices import AzurePriceBook
+from evalfleet.places.azure.services import WHOSE, looked, node_offers, offer_checks, storage_checks
+from evalfleet.places.azure.sizes import VmSize, vcpus
 from evalfleet.places.vm.answers import Json, rows, table
 from evalfleet.places.vm.preflight import clock_checks, machine_words, workers_checks
-from evalfleet.places.vm.price_book import Quote
 from evalfleet.ports import Check, Made
 
 from .service import VERSION, MlClient
 from .settings import AzureMlSettings, MlAccount
 from .template import END_S, job_name
 
-WHOSE = "Azure's"
 SCALE_DOWN_S = 180.0
 """So long Azure may take to give a node back that has been idle for long enough."""
 QUOTAS = "the studio's page Quota (https://ml.azure.com/quota)"
@@ -33,67 +32,24 @@ DISK_GB = 64
 # -- offers --------------------------------------------------------------------------------------------
 
 
-def unpriced(settings: AzureMlSettings, book: AzurePriceBook) -> list[str]:
-    """Sizes that have no price, in a region that has one for all that is known."""
-    region = settings.region or "eastus"
-    known = {name: size_of(name) for name in settings.sizes}
-    return [
-        name
-        for name, size in known.items()
-        if size is None or _price(settings, book, size, region, spot=False) is None
-    ]
-
-
-def _price(
-    settings: AzureMlSettings, book: AzurePriceBook, size: VmSize, region: str, *, spot: bool
-) -> Quote | None:
-    """Of an hour of a node: Azure Machine Learning itself costs nothing, and disks come with the nodes."""
-    given = settings.prices.get(f"{size.name}@{region}", settings.prices.get(size.name))
-    return book.machine(size, region, spot=spot) if given is None else Quote(given, OWN)
-
-
 def offers_of(
     place: str, settings: AzureMlSettings, region: str, book: AzurePriceBook, needs: Needs
 ) -> Sequence[Offer]:
-    """What can be had, cheapest first; with `spot`, regular nodes beside the spot ones."""
-    kinds = ([True] if settings.spot else []) + ([] if settings.spot and settings.spot_only else [False])
+    def made(size: VmSize) -> Offer:
+        return Offer(
+            place,
+            size.name,
+            capacity=settings.max_nodes,
+            teardown_s=END_S,
+            sweep_s=settings.idle_s + SCALE_DOWN_S,
+            start_s=settings.prepare_s + settings.start_s,
+            boot_s=settings.prepare_s + settings.start_s,
+            silent_s=MAIL_SILENT_S,
+            lost_s=settings.lost_s,
+        )
+
     sizes = settings.sizes[:1] if settings.cluster else settings.sizes
-    offers = [
-        _offer(place, settings, size, region, quote, spot=spot)
-        for spot in kinds
-        for size in filter(None, map(size_of, sizes))
-        if fits(size, needs, DISK_GB)
-        if (quote := _price(settings, book, size, region, spot=spot)) is not None
-    ]
-    return sorted(offers, key=lambda offer: offer.usd_per_hour)
-
-
-def _offer(
-    place: str, settings: AzureMlSettings, size: VmSize, region: str, quote: Quote, *, spot: bool
-) -> Offer:
-    return Offer(
-        place,
-        size.name,
-        region,
-        usd_per_hour=round(quote.usd, 6),
-        spot=spot,
-        capacity=settings.max_nodes,
-        teardown_s=END_S,
-        settle_s=settings.settle_s,
-        family=SPOT_FAMILY if spot else size.series.family,
-        idle_usd_per_hour=round(quote.usd, 6),
-        sweep_s=settings.idle_s + SCALE_DOWN_S,
-        priced=quote.as_of,
-        queues=True,
-        queue_s=settings.expected_queue_s,
-        max_queue_s=settings.queue_s,
-        start_s=settings.prepare_s + settings.start_s,
-        boot_s=settings.prepare_s + settings.start_s,
-        extendable=False,
-        max_life_s=settings.time_limit_s,
-        silent_s=MAIL_SILENT_S,
-        lost_s=settings.lost_s,
-    )
+    return node_offers(settings, sizes, region, book, needs, DISK_GB, made)
 
 
 def outline(
@@ -189,38 +145,18 @@ class MlChecks:
             told = f"the workspace is in {region}, not in {self._settings.region}"
             checks.append(Check("region", "bad", told, f'set region = "{region}", or leave it out'))
         found = await offers()
-        checks += self._offer_checks(found, needs, region)
-        checks += await self._looked("storage", "bad", self._storage)
+        idle = f"a node is billed from its start, and {self._settings.idle_s:g} s after its last job"
+        checks += offer_checks(found, needs, region, idle)
+        checks += await looked("storage", self._storage, must=True)
         checks += self._network(table(shown.get("properties")))
         checks += self._image(table(shown.get("properties")))
         if self._settings.cluster:
-            checks += await self._looked("cluster", "bad", lambda: self._own_cluster(found))
-        return [*checks, *await self._looked("quota", "warn", lambda: self._quota(found, workers, region))]
-
-    async def _looked(
-        self, name: str, verdict: str, look: Callable[[], Awaitable[list[Check]]]
-    ) -> list[Check]:
-        try:
-            return await look()
-        except ArmFault as fault:
-            told, _, remedy = str(fault.refusal(name)).partition("; ")
-            return [Check(name, "bad" if verdict == "bad" else "warn", told, remedy)]
-
-    def _offer_checks(self, offers: Sequence[Offer], needs: Needs, region: str) -> list[Check]:
-        if not offers:
-            wanted = needs.in_words() or "what is needed"
-            told = f"none of `sizes` has {wanted} and a price in {region}"
-            return [Check("offers", "bad", told, "name larger ones, or their `prices`")]
-        first = offers[0]
-        told = f"from ${first.usd_per_hour:.3f} an hour ({first.size}); prices of {first.priced}"
-        idle = f"a node is billed from its start, and {self._settings.idle_s:g} s after its last job"
-        return [Check("prices", "good", f"{told}; {idle}")]
+            checks += await looked("cluster", lambda: self._own_cluster(found), must=True)
+        quota = await looked("quota", lambda: self._quota(found, workers, region), must=False)
+        return [*checks, *quota]
 
     async def _storage(self) -> list[Check]:
-        blobs = await self._blobs()
-        count = len(await blobs.containers("evalfleet-"))
-        told = f"{blobs.key.account} lets us in by its key; {count} mailboxes are there"
-        return [Check("storage", "good", told)]
+        return await storage_checks(await self._blobs())
 
     def _network(self, workspace: Json) -> list[Check]:
         isolation = str(table(workspace.get("managedNetwork")).get("isolationMode") or "Disabled")

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from msgspec import Struct, structs
 
+from evalfleet.channels.mailboxes import PilotMarks
 from evalfleet.model import Machine, MachineId
 from evalfleet.places.azure.answers import ArmFault
 from evalfleet.places.azure.arm import ArmClient
-from evalfleet.places.azure.blobs import BlobClient, BlobKey
+from evalfleet.places.azure.blobs import BlobAccount, BlobClient
+from evalfleet.places.azure.mailboxes import BlobMailboxes
 from evalfleet.places.azure.names import HOME, MACHINE
-from evalfleet.places.vm.answers import Json, Problem, rows, table
+from evalfleet.places.azure.services import (
+    NO_PYTHON,
+    NO_PYTHON_WORDS,
+    OLD_PYTHON,
+    OLD_PYTHON_WORDS,
+    REFUSALS,
+)
+from evalfleet.places.vm.answers import Json, rows, table
 
-from .pilot import NO_KVM
 from .settings import MlAccount
-from .template import ENVIRONMENT, NO_PYTHON_WORDS, OLD_PYTHON_WORDS
+from .template import ENVIRONMENT
 
 VERSION = "2025-09-01"
 DATASTORE = "workspaceblobstore"
@@ -56,10 +63,6 @@ ON_A_NODE = frozenset(
 )
 """Statuses that a job does not reach without a node, which is billed."""
 RUNNING: frozenset[Stage] = frozenset(("waits", "prepares", "runs"))
-REFUSALS = {
-    NO_KVM: "no virtual machine can be made on its node (/dev/kvm); name other `sizes`",
-}
-"""What the pilot's exit codes mean that tell of the size, and so of all machines alike."""
 _PERMANENT = re.compile(
     r"manifest.*(unknown|not found)|no such image|pull access denied|unauthorized|authentication required"
     r"|repository does not exist|invalid reference format|not found: manifest",
@@ -95,31 +98,13 @@ def job_of(shown: Json) -> MlJob:
     return MlJob(str(shown.get("name")), str(properties.get("status") or "").lower(), cluster, tags)
 
 
-class BoxMarks(Struct, frozen=True):
-    """What is written down in a machine's own container of blobs."""
-
-    allocated: float | None = None
-    """When its node was had, by Azure's clock, as the first that saw it wrote down."""
-    start: Json | None = None
-    """What the pilot told at its start."""
-    end: Json | None = None
-    """What it told at its end."""
-    restarted: bool = False
-    """Azure has run its job anew."""
-    stop: bool = False
-    """Somebody has asked the pilot to leave: the machine is being deleted."""
-
-
 class MlSighting(Struct, frozen=True):
     """One machine of ours: its job and its mailbox, one of which may be gone."""
 
     machine: MachineId
-    name: str
-    """Of both."""
-    tags: Mapping[str, str]
     job: MlJob | None = None
     has_box: bool = False
-    marks: BoxMarks = BoxMarks()
+    marks: PilotMarks = PilotMarks()
     node: str = ""
     """Azure's id of the node that it has."""
     cluster: Json = {}
@@ -142,22 +127,19 @@ class MlClient:
     async def workspace(self) -> Json | None:
         return await self.arm.find(self.root, VERSION)
 
-    async def storage(self, endpoint: str) -> BlobKey:
-        """The storage account that the workspace has its files in. `endpoint`: if it is not Azure's own."""
+    async def storage(self, endpoint: str) -> BlobAccount:
+        """The storage account that the workspace has its files in. `endpoint`: if it is not Azure's own.
+
+        Its key is known where the workspace's own access to it is by that key.
+        """
         path = f"{self.root}/datastores/{DATASTORE}"
         store = await self.arm.get(path, VERSION)
         properties = table(store.get("properties"))
         name = str(properties.get("accountName") or "")
         secrets = await self.arm.send("POST", f"{path}/listSecrets", VERSION)
         key = str(secrets.get("key") or "")
-        if not name or not key:
-            why = (
-                f"the datastore {DATASTORE} has no account key, so machines would have no mailbox; allow "
-                "key access to the storage account, and set the workspace's storage access to credentials"
-            )
-            raise ArmFault(403, (Problem("StorageKeyMissing", why),))
         where = f"https://{name}.blob.{properties.get('endpoint') or 'core.windows.net'}"
-        return BlobKey(name, key, endpoint or where)
+        return BlobAccount(name, endpoint or where, key)
 
     async def jobs(self) -> list[MlJob]:
         """Those that evalfleet has made, of whatever home."""
@@ -226,31 +208,31 @@ class MlClient:
 class WorkspaceInventory:
     """What exists of one home in a workspace. Two lists show it; more is asked of machines that change."""
 
-    def __init__(self, client: MlClient, blobs: BlobClient, prefix: str, home: str) -> None:
-        self._client, self._blobs, self._prefix, self._home = client, blobs, prefix, home
-        self._marks: dict[str, BoxMarks] = {}
-        self._since: dict[str, tuple[str, float]] = {}
-        """By job: its status, and when that was first seen."""
-        self._read_at: dict[str, float] = {}
-        """By mailbox: when its marks were read."""
-        self._ended: dict[str, float] = {}
-        self._words: dict[str, str] = {}
-        self._nodes: dict[str, str] = {}
+    def __init__(self, client: MlClient, blobs: BlobClient, boxes: BlobMailboxes, home: str) -> None:
+        self._client, self._blobs, self._boxes, self._home = client, blobs, boxes, home
+        self._marks: dict[MachineId, PilotMarks] = {}
+        self._since: dict[MachineId, tuple[str, float]] = {}
+        """Of its job: the status, and when that was first seen."""
+        self._read_at: dict[MachineId, float] = {}
+        """When the marks in its mailbox were read."""
+        self._ended: dict[MachineId, float] = {}
+        self._words: dict[MachineId, str] = {}
+        self._nodes: dict[MachineId, str] = {}
 
     async def look(self) -> Mapping[MachineId, MlSighting]:
-        jobs, boxes = await asyncio.gather(self._client.jobs(), self._blobs.containers(self._prefix))
-        found: dict[str, MlSighting] = {}
+        jobs, boxes = await asyncio.gather(self._client.jobs(), self._boxes.containers())
+        found: dict[MachineId, MlSighting] = {}
         for box in boxes:
-            if box.tags.get(HOME) == self._home and MACHINE in box.tags:
+            if box.tags.get(HOME) == self._home:
                 machine = MachineId(box.tags[MACHINE])
-                found[box.name] = MlSighting(machine, box.name, box.tags, has_box=True)
+                found[machine] = MlSighting(machine, has_box=True)
         for job in jobs:
             if job.tags.get(HOME) == self._home and MACHINE in job.tags:
-                seen = found.get(job.name) or MlSighting(MachineId(job.tags[MACHINE]), job.name, job.tags)
-                found[job.name] = structs.replace(seen, job=job)
+                machine = MachineId(job.tags[MACHINE])
+                found[machine] = structs.replace(found.get(machine) or MlSighting(machine), job=job)
         for kept in (self._marks, self._since, self._read_at, self._ended, self._words, self._nodes):
-            for name in kept.keys() - found.keys():
-                kept.pop(name)
+            for machine in kept.keys() - found.keys():
+                kept.pop(machine)
         clusters = await self._asked_clusters(list(found.values()))
         # a job without its mailbox, which goes last, is a record and no more, unless it may run somewhere
         there = [
@@ -266,15 +248,15 @@ class WorkspaceInventory:
     async def _find_nodes(self, found: Sequence[MlSighting]) -> None:
         """Ask for the nodes of jobs that have got one since the last look."""
         fresh = [
-            seen.job
+            (seen.machine, seen.job)
             for seen in found
             if seen.job is not None
             and seen.job.stage in ("prepares", "runs")
-            and seen.name not in self._nodes
+            and seen.machine not in self._nodes
         ]
-        clusters = sorted({job.cluster for job in fresh} - {""})
+        clusters = sorted({job.cluster for _, job in fresh} - {""})
         for nodes in await asyncio.gather(*(self._client.nodes(name) for name in clusters)):
-            self._nodes.update({job.name: nodes[job.name] for job in fresh if job.name in nodes})
+            self._nodes.update({machine: nodes[job.name] for machine, job in fresh if job.name in nodes})
 
     async def _asked_clusters(self, found: Sequence[MlSighting]) -> Mapping[str, Json]:
         """Those that machines wait for: why, only the cluster tells; and those of jobs without a mailbox."""
@@ -288,71 +270,33 @@ class WorkspaceInventory:
         return {name: cluster or {} for name, cluster in zip(asked, shown, strict=True)}
 
     async def _closer(self, seen: MlSighting, clusters: Mapping[str, Json]) -> MlSighting:
-        now, job = self._client.arm.now(), seen.job
+        now, job, machine = self._client.arm.now(), seen.job, seen.machine
         status = job.status if job is not None else ""
-        if self._since.get(seen.name, ("",))[0] != status:
-            self._since[seen.name] = (status, now)
-        marks = self._marks.get(seen.name, BoxMarks())
-        read_s = now - self._read_at.get(seen.name, 0.0)
+        if self._since.get(machine, ("",))[0] != status:
+            self._since[machine] = (status, now)
+        marks = self._marks.get(machine, PilotMarks())
+        read_s = now - self._read_at.get(machine, 0.0)
         settled = status == "running" and marks.start is not None and 0 <= read_s < RECHECK_S
         if seen.has_box and not settled:
-            marks = self._marks[seen.name] = await self._read_marks(seen.name, marks)
-            self._read_at[seen.name] = now
+            marks = self._marks[machine] = await self._boxes.marks(machine, marks)
+            self._read_at[machine] = now
         if seen.has_box and job is not None and marks.allocated is None and job.status in ON_A_NODE:
-            marks = self._marks[seen.name] = await self._mark_allocated(seen.name, marks, now)
+            allocated = await self._boxes.mark_allocated(machine, now)
+            marks = self._marks[machine] = marks._replace(allocated=allocated)
         ended_at = None
         if job is not None and job.stage in ("ends", "over"):
-            ended_at = self._ended.setdefault(seen.name, now)
-            if marks.start is None and marks.end is None and seen.name not in self._words:
-                self._words[seen.name] = await self._last_words(seen.name)
+            ended_at = self._ended.setdefault(machine, now)
+            if marks.start is None and marks.end is None and machine not in self._words:
+                self._words[machine] = await self._last_words(job.name)
         return structs.replace(
             seen,
             marks=marks,
-            node=self._nodes.get(seen.name, ""),
+            node=self._nodes.get(machine, ""),
             cluster=clusters.get(job.cluster, {}) if job is not None else {},
-            since=self._since[seen.name][1],
+            since=self._since[machine][1],
             ended_at=ended_at,
-            words=self._words.get(seen.name, ""),
+            words=self._words.get(machine, ""),
         )
-
-    async def _read_marks(self, box: str, known: BoxMarks) -> BoxMarks:
-        """What is written once is read once."""
-        try:
-            names = set(await self._blobs.names(box, whole=False))
-        except ArmFault as fault:
-            if fault.status == 404:
-                return known
-            raise
-        start, end, allocated = known.start, known.end, known.allocated
-        if start is None and "start" in names:
-            start = await self._told(box, "start")
-        if end is None and "end" in names:
-            end = await self._told(box, "end")
-        if allocated is None and "allocated" in names:
-            allocated = _number((await self._told(box, "allocated")).get("at"))
-        # the first start has removed the way: one that is there again was left by a second one
-        restarted = known.restarted or ("way" in names and start is not None)
-        return BoxMarks(allocated, start, end, restarted, known.stop or "stop" in names)
-
-    async def _told(self, box: str, name: str) -> Json:
-        content = await self._blobs.read(box, name) or b"{}"
-        try:
-            return table(json.loads(content))
-        except ValueError:
-            return {}
-
-    async def _mark_allocated(self, box: str, known: BoxMarks, now: float) -> BoxMarks:
-        """Write down that it has a node: of all that look, the first one's word counts."""
-        try:
-            if await self._blobs.create(box, "allocated", json.dumps({"at": now}).encode()):
-                return structs.replace(known, allocated=now)
-            return structs.replace(
-                known, allocated=_number((await self._told(box, "allocated")).get("at")) or now
-            )
-        except ArmFault as fault:
-            if fault.status in (404, 409):  # its box is being deleted
-                return known
-            raise
 
     async def _last_words(self, job: str) -> str:
         """The last line of trouble in the logs of a job that never began."""
@@ -388,11 +332,11 @@ def machine_of(seen: MlSighting, now: float, patience: StagePatience) -> Machine
     if job is None:
         detail = "being deleted" if marks.stop else "being submitted"
         return Machine(seen.machine, "gone" if marks.stop else "queued", ran_s=0.0, detail=detail)
-    node = seen.node or str((marks.start or {}).get("node") or "")
-    shown = Machine(seen.machine, "pending", seen.name if marks.start else "", node, detail=_told(job))
+    node = seen.node or ("" if marks.start is None else marks.start.node)
+    shown = Machine(seen.machine, "pending", job.name if marks.start else "", node, detail=_told(job))
     if marks.allocated is not None:
         shown = structs.replace(
-            shown, start=f"{seen.name}.1", ran_s=max(0.0, (seen.ended_at or now) - marks.allocated)
+            shown, start=f"{job.name}.1", ran_s=max(0.0, (seen.ended_at or now) - marks.allocated)
         )
     if marks.restarted or (marks.start is not None and job.stage in ("waits", "prepares")):
         why = f"{_told(job)}: its node was taken back, and Azure runs the job anew"
@@ -432,30 +376,23 @@ def _waiting(seen: MlSighting, job: MlJob) -> Machine:
 
 def _ended(seen: MlSighting, job: MlJob, shown: Machine) -> Machine:
     """A machine whose job is over, or about to be."""
-    end = seen.marks.end or {}
-    code, why = end.get("code"), str(end.get("why") or "")
-    if code in REFUSALS:
-        return structs.replace(shown, phase="gone", address="", start="", detail=REFUSALS[code])
+    end = seen.marks.end
+    if end is not None and end.code in REFUSALS:
+        return structs.replace(shown, phase="gone", address="", start="", detail=REFUSALS[end.code])
     ran_s = shown.ran_s
-    if (at := _number(end.get("at"))) is not None and seen.marks.allocated is not None:
-        ran_s = max(0.0, at - seen.marks.allocated)
+    if end is not None and seen.marks.allocated is not None:
+        ran_s = max(0.0, end.at - seen.marks.allocated)
     if seen.marks.start is not None:
+        why = "" if end is None else end.why
         phase: Literal["evicted", "gone"] = "evicted" if why == "evicted" else "gone"
         return structs.replace(
             shown, phase=phase, ran_s=ran_s, detail=_told(job) + (f", {why}" if why else "")
         )
-    for words, remedy in (
-        (NO_PYTHON_WORDS, "the image has no python3; name an `image` with Python 3.8 or later"),
-        (OLD_PYTHON_WORDS, "the image's python3 is older than 3.8; name an `image` with a later one"),
-    ):
+    for words, code in ((NO_PYTHON_WORDS, NO_PYTHON), (OLD_PYTHON_WORDS, OLD_PYTHON)):
         if words in seen.words:
-            return structs.replace(shown, phase="gone", start="", detail=remedy)
+            return structs.replace(shown, phase="gone", start="", detail=REFUSALS[code])
     if _PERMANENT.search(seen.words):
         told = f"Azure ML: {seen.words}; check `image` (`evalfleet doctor` looks)"
         return structs.replace(shown, phase="gone", start="", detail=told)
     told = f"{_told(job)} before its container began" + (f": {seen.words}" if seen.words else "")
     return structs.replace(shown, phase="gone", detail=told)
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, (int, float)) else None

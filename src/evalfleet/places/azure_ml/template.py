@@ -3,35 +3,26 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Mapping
-from pathlib import Path
 
 from msgspec import Struct
 
+from evalfleet.channels.mailboxes import MailPilot
 from evalfleet.model import MachineId
 from evalfleet.places.azure.names import plain
+from evalfleet.places.azure.services import mail_pilot_environ, mail_pilot_script
 from evalfleet.places.vm.answers import Json
 
 from .settings import AzureMlSettings, MlAccount
 
-PILOT = Path(__file__).with_name("pilot.py")
 ENVIRONMENT = "evalfleet"
 END_S = 60.0
 """How long the pilot may take to end what runs on the machine, after its time."""
 KVM = "--device=/dev/kvm"
-OLD_PYTHON, NO_PYTHON = 78, 79
-NO_PYTHON_WORDS = "evalfleet: the image has no python3"
-OLD_PYTHON_WORDS = "evalfleet: python3 of the image is older than 3.8"
 
 
 def job_name(machine: MachineId, form: str) -> str:
-    """Of a machine's job, and of the container of blobs that is its mailbox, which may have no two hyphens
-    beside each other."""
-    name = plain(form.replace("{machine}", machine))
-    if "--" not in name:
-        return name
-    return f"{re.sub('-+', '-', name)[:50]}-{hashlib.sha256(name.encode()).hexdigest()[:6]}"
+    return plain(form.replace("{machine}", machine))
 
 
 def cluster_name(pool: str, home: str, size: str, *, spot: bool) -> str:
@@ -51,10 +42,7 @@ class MlJobBuild(Struct, frozen=True):
     cluster: str
     kvm: bool
     """Must the container be able to run virtual machines?"""
-    way: str
-    """The address of the blob that tells the pilot all, with a token for it alone."""
-    program: str
-    """The same of the blob that is the pilot."""
+    pilot: MailPilot
     life_s: float
     environment: str
     """The id of the environment's version."""
@@ -108,22 +96,10 @@ def job_body(settings: AzureMlSettings, account: MlAccount, build: MlJobBuild) -
             "experimentName": settings.experiment,
             "computeId": f"{account.path}/computes/{build.cluster}",
             "environmentId": build.environment,
-            "command": command(),
-            "environmentVariables": {"EVALFLEET_WAY": build.way, "EVALFLEET_PROGRAM": build.program},
+            "command": mail_pilot_script(),
+            "environmentVariables": mail_pilot_environ(build.pilot),
             "limits": {"jobLimitsType": "Command", "timeout": duration(build.life_s + END_S)},
             "resources": resources,
             "tags": dict(build.tags),
         }
     }
-
-
-def command() -> str:
-    """Of the job: the pilot is fetched by it, so that the definition of the job stays small."""
-    missing = f"{{ echo {NO_PYTHON_WORDS} >&2; exit {NO_PYTHON}; }}"
-    old = f"{{ echo {OLD_PYTHON_WORDS} >&2; exit {OLD_PYTHON}; }}"
-    fetch = 'import os, urllib.request as u; exec(u.urlopen(os.environ["EVALFLEET_PROGRAM"]).read())'
-    return (
-        f"command -v python3 >/dev/null || {missing}; "
-        f"python3 -c 'import sys; sys.exit(sys.version_info < (3, 8))' || {old}; "
-        f"exec python3 -I -c '{fetch}'"
-    )

@@ -1,0 +1,256 @@
+"""What the services of Azure's that place work on nodes have in common (Machine Learning, Batch): prices and
+offers of nodes, the shell around a pilot, and what is ours by its tags.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Generic, Protocol, TypeVar
+
+from msgspec import structs
+
+from evalfleet.channels.mailboxes import BOOT, CONCEAL, MailPilot
+from evalfleet.channels.supervisor.pilot import NO_KVM
+from evalfleet.errors import PlaceError, RequestError
+from evalfleet.model import MachineId, Needs, Offer
+from evalfleet.places.vm.answers import as_refusal
+from evalfleet.places.vm.place import UNSEEN
+from evalfleet.places.vm.preflight import clock_doubt
+from evalfleet.places.vm.price_book import Quote
+from evalfleet.ports import Belonging, Check
+from evalfleet.single_flight import SingleFlight
+
+from .answers import ArmFault
+from .arm import ArmClient
+from .blobs import BlobClient
+from .mailboxes import PREFIX
+from .names import EXPIRES, HOME, KIND, MACHINE, OWNER, moment
+from .prices import OWN, SPOT_FAMILY, AzurePriceBook
+from .sizes import VmSize, fits, size_of
+
+WHOSE = "Azure's"
+OLD_PYTHON, NO_PYTHON = 78, 79
+"""Exit codes of a pilot whose image it cannot run in."""
+NO_PYTHON_WORDS = "evalfleet: the image has no python3"
+OLD_PYTHON_WORDS = "evalfleet: python3 of the image is older than 3.8"
+REFUSALS = {
+    NO_KVM: "no virtual machine can be made on its node (/dev/kvm); name other `sizes`",
+    NO_PYTHON: "the image has no python3; name an `image` with Python 3.8 or later",
+    OLD_PYTHON: "the image's python3 is older than 3.8; name an `image` with a later one",
+}
+"""What the pilot's exit codes mean that tell of the size or the image, and so of all machines alike."""
+
+
+# -- the shell around a pilot ----------------------------------------------------------------------------
+
+
+def pilot_script(run: str) -> str:
+    """Runs a pilot in a shell of its image, or says why that cannot be done."""
+    missing = f"{{ echo {NO_PYTHON_WORDS} >&2; exit {NO_PYTHON}; }}"
+    old = f"{{ echo {OLD_PYTHON_WORDS} >&2; exit {OLD_PYTHON}; }}"
+    return (
+        f"command -v python3 >/dev/null || {missing}; "
+        f"python3 -c 'import sys; sys.exit(sys.version_info < (3, 8))' || {old}; exec {run}"
+    )
+
+
+def mail_pilot_script() -> str:
+    """The programs of such a pilot are in its environment, so that the command stays short."""
+    return pilot_script('python3 -I -c "$EVALFLEET_CONCEAL" "$EVALFLEET_BOOT"')
+
+
+def mail_pilot_environ(pilot: MailPilot) -> dict[str, str]:
+    return {"EVALFLEET_CONCEAL": CONCEAL, "EVALFLEET_BOOT": BOOT, **pilot.environ}
+
+
+# -- prices and offers -----------------------------------------------------------------------------------
+
+
+class NodeSettings(Protocol):
+    """What the settings of such a place say of its nodes."""
+
+    @property
+    def sizes(self) -> tuple[str, ...]: ...
+    @property
+    def prices(self) -> Mapping[str, float]: ...
+    @property
+    def spot(self) -> bool: ...
+    @property
+    def spot_only(self) -> bool: ...
+    @property
+    def settle_s(self) -> float: ...
+    @property
+    def queue_s(self) -> float: ...
+    @property
+    def expected_queue_s(self) -> float | None: ...
+    @property
+    def time_limit_s(self) -> float: ...
+    @property
+    def poll_s(self) -> float: ...
+
+
+def check_priced(place: str, settings: NodeSettings, region: str, book: AzurePriceBook) -> None:
+    """Raises RequestError if one of the sizes has no price in the region."""
+    missing = [
+        name
+        for name in settings.sizes
+        if (
+            name not in settings.prices
+            if (size := size_of(name)) is None
+            else node_price(settings, book, size, region, spot=False) is None
+        )
+    ]
+    if missing:
+        raise RequestError(
+            f"place {place!r}: the price of {', '.join(missing)} in {region} is not known; set "
+            f"prices = {{ {missing[0]} = 0.5 }} (USD an hour)"
+        )
+
+
+def node_price(
+    settings: NodeSettings, book: AzurePriceBook, size: VmSize, region: str, *, spot: bool
+) -> Quote | None:
+    """Of an hour of a node: the service itself costs nothing, and system disks come with the nodes."""
+    given = settings.prices.get(f"{size.name}@{region}", settings.prices.get(size.name))
+    return book.machine(size, region, spot=spot) if given is None else Quote(given, OWN)
+
+
+def node_offers(
+    settings: NodeSettings,
+    sizes: Sequence[str],
+    region: str,
+    book: AzurePriceBook,
+    needs: Needs,
+    disk_gb: int,
+    made: Callable[[VmSize], Offer],
+) -> Sequence[Offer]:
+    """What can be had, cheapest first; with `spot`, regular nodes beside the spot ones.
+
+    `made`: an offer of this size as the place has it, which is completed with what all have in common.
+    """
+    kinds = ([True] if settings.spot else []) + ([] if settings.spot and settings.spot_only else [False])
+    offers = [
+        structs.replace(
+            made(size),
+            region=region,
+            usd_per_hour=round(quote.usd, 6),
+            spot=spot,
+            settle_s=settings.settle_s,
+            family=SPOT_FAMILY if spot else size.series.family,
+            idle_usd_per_hour=round(quote.usd, 6),
+            priced=quote.as_of,
+            queues=True,
+            queue_s=settings.expected_queue_s,
+            max_queue_s=settings.queue_s,
+            extendable=False,
+            max_life_s=settings.time_limit_s,
+        )
+        for spot in kinds
+        for size in filter(None, map(size_of, sizes))
+        if fits(size, needs, disk_gb)
+        if (quote := node_price(settings, book, size, region, spot=spot)) is not None
+    ]
+    return sorted(offers, key=lambda offer: offer.usd_per_hour)
+
+
+# -- doctor ----------------------------------------------------------------------------------------------
+
+
+def offer_checks(offers: Sequence[Offer], needs: Needs, region: str, billed: str) -> list[Check]:
+    if not offers:
+        wanted = needs.in_words() or "what is needed"
+        told = f"none of `sizes` has {wanted} and a price in {region}"
+        return [Check("offers", "bad", told, "name larger ones, or their `prices`")]
+    first = offers[0]
+    told = f"from ${first.usd_per_hour:.3f} an hour ({first.size}); prices of {first.priced}"
+    return [Check("prices", "good", f"{told}; {billed}")]
+
+
+async def looked(name: str, look: Callable[[], Awaitable[list[Check]]], *, must: bool) -> list[Check]:
+    """The checks that `look` makes. What it cannot see is bad if it `must` be seen, else a warning."""
+    try:
+        return await look()
+    except ArmFault as fault:
+        told, _, remedy = str(fault.refusal(name)).partition("; ")
+        return [Check(name, "bad" if must else "warn", f"it cannot be seen: {told}", remedy)]
+
+
+async def storage_checks(blobs: BlobClient) -> list[Check]:
+    """Can mailboxes be made there? Raises ArmFault."""
+    count = len(await blobs.containers(PREFIX))
+    account = blobs.account.name
+    if blobs.by_key:
+        return [Check("storage", "good", f"{account} lets us in by its key; {count} mailboxes are there")]
+    await blobs.token("r", 0.0, PREFIX)  # signed with a key that Azure lends to the login
+    return [Check("storage", "good", f"{account} lets us in by the login; {count} mailboxes are there")]
+
+
+# -- what is ours ----------------------------------------------------------------------------------------
+
+
+def belongings_of(parts: Iterable[tuple[str, str, Mapping[str, str]]], where: str) -> list[Belonging]:
+    """By machine and home, what there is of it: kinds, names and tags of the `parts` that we have made."""
+    names: dict[tuple[str, str], list[str]] = {}
+    tags: dict[tuple[str, str], Mapping[str, str]] = {}
+    for what, name, told in parts:
+        if MACHINE in told:
+            key = (told[MACHINE], told.get(HOME, ""))
+            names.setdefault(key, []).append(f"{what} {name}")
+            tags.setdefault(key, told)
+    return [_belonging(key, tags[key], names[key], where) for key in sorted(names)]
+
+
+def _belonging(key: tuple[str, str], tags: Mapping[str, str], parts: Sequence[str], where: str) -> Belonging:
+    ends_at = moment(tags.get(EXPIRES, ""))
+    return Belonging(
+        MachineId(key[0]),
+        key[1],
+        tags.get(OWNER, ""),
+        where,
+        None if ends_at is None else round(ends_at * 1e6),
+        tuple(parts),
+        of_pool=tags.get(KIND) == "pool",
+    )
+
+
+SightingT = TypeVar("SightingT")
+
+
+class ServiceLooks(Generic[SightingT]):
+    """What exists in a service, looked at once for all who ask, and no more often than its settings say."""
+
+    def __init__(self, look: Callable[[], Awaitable[SightingT]], poll_s: float) -> None:
+        self._take, self._poll_s = look, poll_s
+        self._looked_at = -poll_s
+        self._flight = SingleFlight(self._look, self._pause_s)
+
+    async def fresh(self) -> SightingT:
+        """Raises PlaceError."""
+        with as_refusal(UNSEEN):
+            return await self._flight.fresh()
+
+    async def _look(self) -> SightingT:
+        self._looked_at = time.monotonic()
+        return await self._take()
+
+    def _pause_s(self) -> float:
+        return max(0.0, self._looked_at + self._poll_s - time.monotonic())
+
+
+def not_longer(machine: MachineId, what: str) -> PlaceError:
+    return PlaceError(
+        f"{machine}: {what} does not make the time of a job longer", transient=False, scope="machine"
+    )
+
+
+async def knock(arm: ArmClient, place: str, ask: Callable[[], Awaitable[object]]) -> Sequence[str]:
+    """Are we let in, and is this computer's clock right? Raises PlaceError if we are not."""
+    with as_refusal(f"place {place!r}"):
+        try:
+            await ask()
+        except ArmFault as fault:
+            if fault.refusal("").transient:
+                return ()  # the run asks again
+            raise
+    return tuple(filter(None, (clock_doubt(arm.skew_s, WHOSE),)))
