@@ -52,6 +52,7 @@ from .result import Figures, Result, at_most, rounded
 from .workspace import EVALFLEET, Workspace, environment
 
 ATTEMPTS, ROUNDS, TAKEN, RACES = 200, 3, 1000, 200
+RACES_AT_ONCE = 4
 RUN = "r"
 BENCHMARK = """
 name = "short"
@@ -77,16 +78,18 @@ def run(quick: bool) -> Result:
             f"mirror_ms_an_attempt_{name}": rounded((wall - plain) / attempts * 1000)
             for name, wall in zip(("folder", "s3"), copied, strict=True)
         }
-        (space.folder / "taken").mkdir()
-        folder_url, s3_url = (space.folder / "taken").as_uri(), "s3://bucket/taken"
-        take_over_s, files_s = asyncio.run(_take_over_s(space.folder / "a", folder_url, environ, taken))
-        take_over_s3_s, files_s3_s = asyncio.run(_take_over_s(space.folder / "b", s3_url, environ, taken))
-        outcomes = [asyncio.run(_race(space, environ, n)) for n in range(races)]
-        twice = _acknowledged_twice(start_s3(space, threaded=True), races)
+        journal_objects = asyncio.run(_write_attempts(space.folder / "taken", taken))
+        filled = start_s3(space, "filled", holds=space.folder / "taken" / "bucket")
+        folder_url = (space.folder / "taken" / "bucket").as_uri()
+        take_over_s, files_s = asyncio.run(_take_over_s(space.folder / "a", folder_url, {}))
+        take_over_s3_s, files_s3_s = asyncio.run(_take_over_s(space.folder / "b", "s3://bucket", filled))
+        outcomes = asyncio.run(_races(space, environ, races))
+        twice = _acknowledged_twice(start_s3(space, "threaded", threaded=True), races)
     figures: Figures = {
         "attempts": attempts,
         **costs,
         "attempts_taken_over": taken,
+        "journal_objects_taken_over": journal_objects,
         "take_over_s": rounded(take_over_s),
         "take_over_s3_s": rounded(take_over_s3_s),
         "with_files_s": rounded(files_s),
@@ -100,17 +103,25 @@ def run(quick: bool) -> Result:
     return Result("store", figures, {"double_writes": at_most(figures["double_writes"], 0)})
 
 
-def start_s3(space: Workspace, *, threaded: bool = False) -> dict[str, str]:
+def start_s3(
+    space: Workspace, name: str = "s3", *, threaded: bool = False, holds: Path | None = None
+) -> dict[str, str]:
     """moto's server with one bucket, and the variables by which it is reached.
 
+    `holds`: a folder whose files are the bucket's first objects. Asked for one by one it takes minutes.
     `threaded`: it answers several at once, and switches between them as often as on a computer with much to
     do. Then it is not atomic.
     """
-    port_file = space.folder / f"port-{threaded}"
+    port_file = space.folder / f"port-{name}"
     program = (
         "import sys, pathlib\n"
         "from werkzeug.serving import make_server\n"
         "from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app\n"
+        "from moto.s3.models import s3_backends\n"
+        "s3 = s3_backends['123456789012']['aws']; s3.create_bucket('bucket', 'us-east-1')\n"
+        "for holds in map(pathlib.Path, sys.argv[2:]):\n"
+        "    for file in filter(pathlib.Path.is_file, holds.rglob('*')):\n"
+        "        s3.put_object('bucket', file.relative_to(holds).as_posix(), file.read_bytes())\n"
         "app = DomainDispatcherApplication(create_backend_app)\n"
         f"server = make_server('127.0.0.1', 0, app, threaded={threaded})\n"
         f"sys.setswitchinterval({1e-5 if threaded else 5e-3})\n"
@@ -119,12 +130,11 @@ def start_s3(space: Workspace, *, threaded: bool = False) -> dict[str, str]:
         "server.serve_forever()\n"
     )
     with (space.folder / "s3.log").open("ab") as log:
-        argv = [sys.executable, "-c", program, str(port_file)]
+        argv = [sys.executable, "-c", program, str(port_file), *([str(holds)] if holds else [])]
         space.adopt(subprocess.Popen(argv, stdout=log, stderr=log, env=environment()))
     while not port_file.exists():
         time.sleep(0.05)
     url = f"http://127.0.0.1:{port_file.read_text()}"
-    urllib.request.urlopen(urllib.request.Request(f"{url}/bucket", method="PUT")).close()
     keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_REGION": "us-east-1"}
     return {**keys, "AWS_ENDPOINT_URL": url}
 
@@ -203,13 +213,12 @@ async def opened(
         raise
 
 
-async def _take_over_s(
-    folder: Path, url: str, environ: Mapping[str, str], attempts: int
-) -> tuple[float, float]:
-    """Seconds from the command to the moment at which a run of so many attempts is another computer's, and to
-    that at which the attempts' files are there, too."""
-    planned(folder / "first", url, attempts)
-    journal = await opened(folder / "first", url, environ)
+async def _write_attempts(folder: Path, attempts: int) -> int:
+    """Put a run of so many attempts into the folder's bucket. Returns the number of its journal's objects."""
+    bucket = folder / "bucket"
+    bucket.mkdir(parents=True)
+    planned(folder / "first", bucket.as_uri(), attempts)
+    journal = await opened(folder / "first", bucket.as_uri(), {})
     offer = Offer("local", "small")
     await journal.append(1, [MachineRequested(MachineId("m-1"), "m-1", 0, offer, 10**15)])
     for n in range(attempts):
@@ -223,6 +232,13 @@ async def _take_over_s(
         await journal.append(2, [AttemptStarted(attempt, TaskId(f"t_{n}"), MachineId("m-1"))])
         await journal.append(3, ended)
     await journal.close()
+    return len(list((bucket / RUN / "journal").iterdir()))
+
+
+async def _take_over_s(folder: Path, url: str, environ: Mapping[str, str]) -> tuple[float, float]:
+    """Seconds from the command to the moment at which the run at the URL is another computer's, and to that
+    at which its attempts' files are there, too."""
+    folder.mkdir()
     start = time.perf_counter()
     workspace = planning.Workspace(environ, folder, folder / "second")
     await fetch_run(workspace, url, None, lambda note: None)
@@ -235,12 +251,18 @@ async def _take_over_s(
     return taken_s, files_s
 
 
-async def _race(space: Workspace, environ: Mapping[str, str], n: int) -> tuple[int, int]:
-    """Every other race is for a run in a folder."""
-    bucket = space.folder / f"bucket-{n}"
-    bucket.mkdir()
-    url = f"s3://bucket/race-{n}" if n % 2 else bucket.as_uri()
-    return await race(space.folder / f"race-{n}", url, environ)
+async def _races(space: Workspace, environ: Mapping[str, str], races: int) -> list[tuple[int, int]]:
+    """Every other race is for a run in a folder. Some go on at once, each for a run of its own."""
+    turn = asyncio.Semaphore(RACES_AT_ONCE)
+
+    async def one(n: int) -> tuple[int, int]:
+        bucket = space.folder / f"bucket-{n}"
+        bucket.mkdir()
+        url = f"s3://bucket/race-{n}" if n % 2 else bucket.as_uri()
+        async with turn:
+            return await race(space.folder / f"race-{n}", url, environ)
+
+    return await asyncio.gather(*(one(n) for n in range(races)))
 
 
 async def race(folder: Path, url: str, environ: Mapping[str, str]) -> tuple[int, int]:

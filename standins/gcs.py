@@ -210,7 +210,7 @@ class _Handler(BaseHTTPRequestHandler):
         prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
         # the newer kind of list, which obstore asks for, has other words for where to go on
         newer = query.get("list-type") == "2"
-        after = query.get("continuation-token" if newer else "marker", "")
+        after = query.get("continuation-token" if newer else "marker", query.get("start-after", ""))
         rows: dict[str, str] = {}
         for name in sorted(self.served.buckets[bucket]):
             head, cut, _ = name[len(prefix) :].partition(delimiter) if delimiter else (name, "", "")

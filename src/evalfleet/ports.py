@@ -305,8 +305,8 @@ class Objects(Protocol):
         """Remove those of them that are there."""
         ...
 
-    async def names(self, below: str) -> list[str]:
-        """The names of all objects below a prefix, in order."""
+    async def names(self, below: str, after: str = "") -> list[str]:
+        """The names of all objects below a prefix, in order, or of those that come after a name."""
         ...
 
     async def folders(self) -> list[str]:

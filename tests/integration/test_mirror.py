@@ -13,13 +13,14 @@ import pytest
 
 from bench.store import RUN, opened, planned, race, start_s3
 from bench.workspace import Workspace
-from evalfleet.errors import LeaseLost, RequestError
+from evalfleet.errors import JournalForeign, LeaseLost, RequestError
 from evalfleet.events import AttemptCollected, GradingFailed, Record, StopRequested
 from evalfleet.journal import Store
 from evalfleet.mirror import MirroredJournal, StoreAway, StoreRefused, open_objects
 from evalfleet.mirror import journal as mirroring
 from evalfleet.mirror.mirror import DROPPED
 from evalfleet.mirror.objects import ObjectExists
+from evalfleet.mirror.sequence import SEGMENT
 from evalfleet.model import AttemptId
 from standins.gcs import CloudStorage
 from tests.azurite import azurite
@@ -92,6 +93,7 @@ def test_objects_are_created_once_and_read_back(bucket: Bucket, tmp_path: Path) 
         assert (tmp_path / "copy").read_bytes() == b"new" * 100_000
         await objects.create("q/x", b"")
         assert await objects.names("r/") == ["r/journal/1", "r/results.json"]
+        assert await objects.names("r/", after="r/journal/1") == ["r/results.json"]
         assert await objects.folders() == ["q", "r"]
         racers = (objects.create("q/race", b"%d" % n) for n in range(20))
         outcomes = await asyncio.gather(*racers, return_exceptions=True)
@@ -298,5 +300,58 @@ def test_another_run_of_the_same_name_in_this_home_is_not_touched(folder: Bucket
             await opened(tmp_path / "second", folder.url, {}, claims=True)
         assert list(Store.open(tmp_path / "second").read(RUN)) == before
         shutil.rmtree(tmp_path / "second")
+
+    asyncio.run(use())
+
+
+def test_many_events_are_read_from_segments_and_from_the_objects_where_one_is_damaged(
+    folder: Bucket, tmp_path: Path
+) -> None:
+    bucket = tmp_path / "bucket" / RUN
+    wrote = [str(n) for n in range(2 * SEGMENT)]
+
+    async def taken(home: str) -> list[str]:
+        journal = await opened(tmp_path / home, folder.url, {}, claims=True)
+        await journal.close()
+        return told(tmp_path / home)
+
+    async def use() -> None:
+        planned(tmp_path / "first", folder.url)
+        journal = await opened(tmp_path / "first", folder.url, {})
+        for text in wrote:
+            assert await write(journal, text)
+        await journal.close()
+        segments = sorted((bucket / "segments").iterdir())
+        assert [int(path.stem) for path in segments] == [SEGMENT, 2 * SEGMENT]
+        assert await taken("second") == wrote
+        single = bucket / "journal" / f"{SEGMENT // 2:09}.jsonl"
+        kept, whole = single.read_bytes(), segments[0].read_bytes()
+        single.write_bytes(b"damaged")
+        assert await taken("third") == wrote
+        single.write_bytes(kept)
+        for damage in (whole[:-20], whole.replace(b'"7"', b'"8"', 1), whole[whole.index(b"\n") + 1 :], b""):
+            segments[0].write_bytes(damage)
+            assert await taken(f"of-{len(damage)}") == wrote
+        single.write_bytes(b"damaged")
+        with pytest.raises(JournalForeign, match=f"is damaged: object {SEGMENT // 2} of the journal"):
+            await taken("last")
+
+    asyncio.run(use())
+
+
+def test_a_segment_holds_what_several_controllers_wrote(folder: Bucket, tmp_path: Path) -> None:
+    async def use() -> None:
+        planned(tmp_path / "first", folder.url)
+        first = await opened(tmp_path / "first", folder.url, {})
+        for n in range(SEGMENT // 2):
+            assert await write(first, f"first {n}")
+        await first.close()
+        second = await opened(tmp_path / "second", folder.url, {}, claims=True)
+        for n in range(SEGMENT // 2):
+            assert await write(second, f"second {n}")
+        await second.close()
+        (segment,) = (tmp_path / "bucket" / RUN / "segments").iterdir()
+        objects = sorted((tmp_path / "bucket" / RUN / "journal").iterdir())[:SEGMENT]
+        assert segment.read_bytes() == b"".join(path.read_bytes() for path in objects)
 
     asyncio.run(use())

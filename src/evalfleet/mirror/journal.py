@@ -197,6 +197,7 @@ class MirroredJournal:
         if self._failure is None and self._away_since is None and self._work:
             try:
                 await self._mirror.files.send_results()
+                await self._mirror.sequence.seal()
             except (StoreAway, StoreRefused, OSError) as err:
                 log.warning("the results are not in the store: %s", err)
         for task in self._work:
@@ -259,6 +260,7 @@ class MirroredJournal:
             await asyncio.sleep(RESULTS_S)
             with contextlib.suppress(StoreAway, StoreRefused, OSError):
                 await self._mirror.files.send_results()
+                await self._mirror.sequence.seal()
 
     # -- one object --------------------------------------------------------------------------------
 

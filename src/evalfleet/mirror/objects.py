@@ -105,8 +105,8 @@ class FolderObjects:
     async def fetch(self, name: str, path: Path) -> None:
         await self._in_thread(shutil.copyfile, self._folder / name, path)
 
-    async def names(self, below: str) -> list[str]:
-        return await self._in_thread(self._names, below)
+    async def names(self, below: str, after: str = "") -> list[str]:
+        return [name for name in await self._in_thread(self._names, below) if name > after]
 
     async def folders(self) -> list[str]:
         return await self._in_thread(self._folders)
@@ -222,10 +222,10 @@ class BucketObjects:
         except Exception as err:
             raise self._explained(err) from err
 
-    async def names(self, below: str) -> list[str]:
+    async def names(self, below: str, after: str = "") -> list[str]:
         found: list[str] = []
         try:
-            async for page in _obstore().list(self._bucket, below):
+            async for page in _obstore().list(self._bucket, below, offset=after or None):
                 found += [str(entry["path"]) for entry in page]
         except Exception as err:
             raise self._explained(err) from err
@@ -284,16 +284,17 @@ def _bucket(url: str, environ: Mapping[str, str]) -> Any:
         return from_url(url, config=config, credential_provider=GoogleTokens(environ), **options)
     prefix = BUCKETS[scheme] or f"{obstore.parse_scheme(url).upper()}_"
     config = {name: value for name, value in environ.items() if name.startswith(prefix) and value}
-    for name in list(config):
-        try:
-            from_url(url, config={name: config[name]})
-        except obstore.exceptions.UnknownConfigurationKeyError:
-            del config[name]  # it says something to other programs
-        except (obstore.exceptions.BaseError, ValueError):
-            pass  # alone it is not enough
     if scheme == "s3" and "AWS_ACCESS_KEY_ID" not in config and (signed_in := _boto_credentials(environ)):
         options["credential_provider"] = signed_in
-    return from_url(url, config=config, **options)
+    while True:
+        try:
+            return from_url(url, config=config, **options)
+        except obstore.exceptions.UnknownConfigurationKeyError as err:
+            unknown = [name for name in config if f"'{name.lower()}'" in str(err)]
+            if not unknown:
+                raise
+            for name in unknown:  # it says something to other programs
+                del config[name]
 
 
 def _boto_credentials(environ: Mapping[str, str]) -> Any:

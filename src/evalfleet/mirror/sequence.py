@@ -2,12 +2,18 @@
 
 An object holds events as they are in the home's journal, with their checksums, and says who wrote it and
 under which epoch. Whoever writes the next number has the run: taking it over is no more than that.
+
+Many small objects are slow to read. So each SEGMENT of them are put together into one more object, a segment,
+from which a computer that takes the run over reads them at once. Nothing depends on segments: where one is
+missing or damaged, the objects themselves are read.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence, Set
+import contextlib
+from collections.abc import Iterable, Sequence, Set
+from pathlib import PurePosixPath
 
 import msgspec
 from msgspec import Raw, Struct, structs
@@ -20,8 +26,12 @@ from evalfleet.model import Micros
 from evalfleet.names import safe_name
 from evalfleet.ports import Objects
 
+from .objects import ObjectExists
+
 FORMAT = 1
-READS_AT_ONCE = 64
+FIRST_READS, READS_AT_ONCE = 8, 64
+SEGMENT = 128
+"""Objects that are put together."""
 UNKNOWN = -1
 
 
@@ -94,12 +104,38 @@ def decoded(content: bytes) -> JournalObject:
     return JournalObject(msgspec.json.decode(first, type=Header), tuple(rows))
 
 
+def _numbers_in(names: Iterable[str]) -> list[int]:
+    """Names are such as RUN/journal/000000001.jsonl."""
+    return [int(PurePosixPath(name).stem) for name in names]
+
+
+def _parts(numbers: Iterable[int], segments: Sequence[int]) -> list[list[int]]:
+    """These objects, in order: those that are in one of the segments together, which their last one names."""
+    parts, lasts = dict[int, list[int]](), set(segments)
+    for number in numbers:
+        last = -(-number // SEGMENT) * SEGMENT
+        parts.setdefault(last if last in lasts else -number, []).append(number)
+    return list(parts.values())
+
+
+def _split(segment: bytes) -> list[bytes]:
+    """The objects in a segment. A header is the only line that is no list."""
+    objects: list[list[bytes]] = []
+    for line in segment.splitlines(keepends=True):
+        if not objects or not line.startswith(b"["):
+            objects.append([])
+        objects[-1].append(line)
+    return [b"".join(lines) for lines in objects]
+
+
 class JournalSequence:
     """The objects of one run's journal. Reading raises StoreAway, StoreRefused or JournalForeign."""
 
     def __init__(self, objects: Objects, run: str) -> None:
         self._objects = objects
         self._turn = asyncio.Semaphore(READS_AT_ONCE)
+        self._unsealed: dict[int, bytes] = {}
+        """What we wrote and is in no segment yet, by number."""
         self.run = run
 
     @property
@@ -111,13 +147,37 @@ class JournalSequence:
 
     async def create(self, written: JournalObject) -> None:
         """Write the next object. Raises ObjectExists if somebody else was faster."""
-        await self._objects.create(self.name_of(written.header.number), written.encoded())
+        content = written.encoded()
+        await self._objects.create(self.name_of(written.header.number), content)
+        self._unsealed[written.header.number] = content
+
+    async def seal(self) -> None:
+        """Write the segments that became complete by what we wrote."""
+        complete = max(self._unsealed, default=0) // SEGMENT
+        for segment in sorted({(number - 1) // SEGMENT for number in self._unsealed}):
+            if segment < complete:
+                await self._seal(range(segment * SEGMENT + 1, (segment + 1) * SEGMENT + 1))
+
+    async def _seal(self, numbers: range) -> None:
+        others = [number for number in numbers if number not in self._unsealed]
+        found = await asyncio.gather(*(self._objects.read(self.name_of(number)) for number in others))
+        contents = dict(zip(others, found, strict=True)) | self._unsealed
+        if all(contents[number] for number in numbers):  # else one is missing, of which others will tell
+            whole = b"".join(contents[number] or b"" for number in numbers)
+            with contextlib.suppress(ObjectExists):  # by another controller: it holds the same
+                await self._objects.create(self._segment_name(numbers[-1]), whole)
+        for number in numbers:
+            self._unsealed.pop(number, None)
+
+    def _segment_name(self, last: int) -> str:
+        return f"{safe_name(self.run)}/segments/{last:09}.jsonl"
 
     async def read(self, number: int) -> JournalObject | None:
         """One object; None if it is not written yet."""
         content = await self._objects.read(self.name_of(number))
-        if content is None:
-            return None
+        return None if content is None else self._checked(number, content)
+
+    def _checked(self, number: int, content: bytes) -> JournalObject:
         try:
             found = decoded(content)
         except (msgspec.MsgspecError, ValueError) as err:
@@ -140,30 +200,56 @@ class JournalSequence:
 
     async def numbers(self) -> list[int]:
         """Of all objects there are, in order. One may be missing for a moment while somebody takes over."""
-        below = f"{safe_name(self.run)}/journal/"
-        names = await self._objects.names(below)
-        return [int(name[len(below) :].partition(".")[0]) for name in names]
+        numbers, _ = await self._numbers_and_segments()
+        return numbers
+
+    async def _numbers_and_segments(self) -> tuple[list[int], list[int]]:
+        """All objects, and the last ones of all segments. What came before a segment need not be listed: no
+        number is left free, and thousands of names are slow to list."""
+        base = safe_name(self.run)
+        segments = _numbers_in(await self._objects.names(f"{base}/segments/"))
+        sealed = segments[-1] if segments else 0
+        after = self.name_of(sealed) if sealed else ""
+        later = _numbers_in(await self._objects.names(f"{base}/journal/", after))
+        return [*range(1, sealed + 1), *later], segments
 
     async def since(self, known: Set[tuple[int, str]]) -> tuple[Header | None, list[JournalObject]]:
         """The objects that follow the newest one whose last event is known, and that one's header.
 
         `known`: events that the caller has, by number and checksum. Each event is compared with its checksum.
         """
-        numbers, found = await self.numbers(), list[JournalObject]()
-        while numbers:
-            numbers, page_numbers = numbers[:-READS_AT_ONCE], numbers[-READS_AT_ONCE:]
-            page = await self.read_all(page_numbers)
-            for each in reversed(page):
-                if (each.header.seq, each.header.checksum) in known:
-                    self._verify(found[::-1], bytes.fromhex(each.header.checksum))
-                    return each.header, found[::-1]
-                found.append(each)
+        try:
+            return await self._since(known, with_segments=True)
+        except JournalForeign:  # a segment may be damaged, where what it was made of is not
+            return await self._since(known, with_segments=False)
+
+    async def _since(
+        self, known: Set[tuple[int, str]], *, with_segments: bool
+    ) -> tuple[Header | None, list[JournalObject]]:
+        found, width = list[JournalObject](), FIRST_READS
+        numbers, segments = await self._numbers_and_segments()
+        parts = _parts(numbers, segments if with_segments else ())
+        while parts:
+            parts, page = parts[:-width], parts[-width:]
+            width = min(2 * width, READS_AT_ONCE)
+            for part in reversed(await asyncio.gather(*(self._read_part(numbers) for numbers in page))):
+                for each in reversed(part):
+                    if (each.header.seq, each.header.checksum) in known:
+                        self._verify(found[::-1], bytes.fromhex(each.header.checksum))
+                        return each.header, found[::-1]
+                    found.append(each)
         self._verify(found[::-1], seed(self.run))
         return None, found[::-1]
 
-    async def read_all(self, numbers: Sequence[int]) -> list[JournalObject]:
-        """These objects, which must be there."""
-        return await asyncio.gather(*(self._there(number) for number in numbers))
+    async def _read_part(self, numbers: Sequence[int]) -> list[JournalObject]:
+        """One object, or those of a segment; they must be there."""
+        if len(numbers) == 1:
+            return [await self._there(numbers[0])]
+        async with self._turn:
+            contents = _split(await self._objects.read(self._segment_name(numbers[-1])) or b"")
+        if len(contents) != len(numbers):
+            raise self._damaged(numbers[-1], f"ends a segment of {len(contents)}")
+        return [self._checked(number, content) for number, content in zip(numbers, contents, strict=True)]
 
     async def _there(self, number: int) -> JournalObject:
         async with self._turn:
