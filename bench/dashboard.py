@@ -57,8 +57,8 @@ from evalfleet.model import (
     TaskId,
     after,
 )
+from evalfleet.views.dashboard.snapshots import KEPT
 from evalfleet.web.server import CLIENT
-from evalfleet.web.watched import KEPT
 
 from .browser import Tab
 from .ls import run_events

@@ -31,6 +31,7 @@ from .state import RunState, apply, fold
 from .version import __version__
 from .views import notify
 from .views.alert_watch import AlertWatch
+from .views.dashboard.snapshots import keep_at_end
 from .views.live import PoolScribe, Scribe
 from .views.results import RunSummary, summarised
 
@@ -205,6 +206,7 @@ class Controller:
                 await copy.fetched()
             if not is_pool:
                 self._keep_summary(state)
+                await asyncio.to_thread(keep_at_end, order.home, self._store, state, wall.now())
 
     async def _acquire(self, holder: Holder) -> SqliteJournal | MirroredJournal:
         """The stream, under the next epoch; and in its store, too, if it has one."""

@@ -503,6 +503,7 @@ they are.
 
 _encoder = msgspec.json.Encoder(order="deterministic")
 _decoder = msgspec.json.Decoder(Event)
+_array_decoder = msgspec.json.Decoder(list[Event])
 
 
 def kind_of(event: Event) -> str:
@@ -520,6 +521,14 @@ def decode(body: bytes, schema: int = SCHEMA) -> Event:
     except msgspec.MsgspecError as err:
         raise JournalForeign(f"the journal holds an event that cannot be read ({err})") from err
     return event
+
+
+def decode_array(bodies: bytes) -> list[Event] | None:
+    """The events of an array of bodies of this schema; None if one of them cannot be read."""
+    try:
+        return _array_decoder.decode(bodies)
+    except msgspec.MsgspecError:
+        return None
 
 
 def upgrade(

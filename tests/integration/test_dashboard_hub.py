@@ -11,9 +11,9 @@ import pytest
 
 from evalfleet.errors import JournalForeign
 from evalfleet.planning.workspace import Workspace
+from evalfleet.views.dashboard.snapshots import KEPT
 from evalfleet.web.export import write_html
 from evalfleet.web.hub import Hub
-from evalfleet.web.watched import KEPT
 from tests.large_run import EVENTS, damage, make_large_run
 from tests.waiting import until_async
 

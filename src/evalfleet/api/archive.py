@@ -25,6 +25,7 @@ from evalfleet.names import check_run_name, folder_of, safe_name
 from evalfleet.planning.workspace import Workspace
 from evalfleet.state import fold
 from evalfleet.version import __version__
+from evalfleet.views.dashboard.snapshots import KEPT, keep_at_end
 
 from . import runs
 from .run import Run
@@ -70,7 +71,7 @@ def export_run(workspace: Workspace, name: str | None, path: Path) -> Run:
             _add(archive, "run.json", msgspec.json.encode(header))
             _add(archive, "events.jsonl", b"".join(lines))
             for file in sorted(run.folder.rglob("*")):
-                if file.is_file() and not file.is_symlink():
+                if file.is_file() and not file.is_symlink() and file != run.folder / KEPT:
                     archive.add(file, f"files/{file.relative_to(run.folder).as_posix()}", recursive=False)
         os.replace(scratch, path)
     except OSError as err:
@@ -112,6 +113,7 @@ def _imported(archive: tarfile.TarFile, path: Path, name: str | None, workspace:
         _unpack(archive, scratch)
         store.create_past(run, header.created_at, events)
         os.replace(scratch, folder)
+        keep_at_end(workspace.home, store, state, workspace.now())
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return Run(workspace.home, run)
@@ -144,8 +146,8 @@ def _unpack(archive: tarfile.TarFile, folder: Path) -> None:
     while (member := archive.next()) is not None:
         top, *parts = PurePosixPath(member.name).parts
         content = archive.extractfile(member) if member.isreg() else None
-        if content is None or top != "files" or not parts or ".." in parts:
-            continue
+        if content is None or top != "files" or not parts or ".." in parts or parts == [KEPT]:
+            continue  # what the dashboard shows is made here, of the events: an archive could tell anything
         target = folder.joinpath(*parts)
         target.parent.mkdir(parents=True, exist_ok=True)
         with content, target.open("xb") as file:

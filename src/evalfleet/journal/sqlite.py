@@ -11,7 +11,7 @@ import functools
 import itertools
 import sqlite3
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, Self, cast
 
@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from evalfleet.errors import JournalForeign, RequestError, RunHeld
-from evalfleet.events import SCHEMA, Event, Record, decode, encode, kind_of
+from evalfleet.events import SCHEMA, Event, Record, decode, decode_array, encode, kind_of
 from evalfleet.model import Micros, after
 
 from . import checksums, database
@@ -112,13 +112,43 @@ class Store(Struct, frozen=True):
         for records in self.read_pages(stream, after):
             yield from records
 
-    def read_pages(self, stream: str, after: int = 0, *, verified: bool = True) -> Iterator[list[Record]]:
-        """What `read` gives, many at a time. Not `verified`: events are not compared with their checksums, so
-        that very many are there sooner; `verify` does it later."""
+    def read_unverified(self, stream: str) -> Iterator[tuple[list[Micros], list[Event]]]:
+        """When events were written, and the events themselves, many at a time, from the first to the newest.
+
+        They are not compared with their checksums, so that very many are there sooner: `verify` does it
+        later. Raises as `read` does.
+        """
+        seq = 0
+        with self.connected() as conn:
+            for page in checksums.unverified_pages(conn, self.path, stream):
+                events = decode_array(page.bodies) if page.schema == SCHEMA else None
+                if events is None or len(events) != len(page.ats):
+                    break
+                seq += len(events)
+                yield page.ats, events
+            else:
+                if not seq:
+                    conn.text_factory = str
+                    self._info(conn, stream)
+                return
+        # of an earlier schema, or damaged: one by one, so that the damaged one is named
+        for records in self.read_pages(stream, seq):
+            yield [record.at for record in records], [record.event for record in records]
+
+    def read_kinds(self, stream: str, kinds: Collection[str]) -> list[Record]:
+        """The stream's events of some kinds, in order. They are not compared with their checksums."""
+        wanted = f"stream = ? AND kind IN ({', '.join('?' * len(kinds))})"
+        statement = f"SELECT seq, epoch, v, at, body FROM event WHERE {wanted} ORDER BY seq"
+        with self.connected() as conn:
+            conn.text_factory = bytes
+            rows = conn.execute(statement, (stream, *kinds)).fetchall()
+        return [Record(seq, epoch, at, decode(body, schema)) for seq, epoch, schema, at, body in rows]
+
+    def read_pages(self, stream: str, after: int = 0) -> Iterator[list[Record]]:
+        """What `read` gives, many at a time."""
         empty = True
         with self.connected() as conn:
-            pages = checksums.pages if verified else checksums.unverified_pages
-            for page in pages(conn, self.path, stream, after):
+            for page in checksums.pages(conn, self.path, stream, after):
                 empty, records = False, list[Record]()
                 try:
                     for seq, epoch, schema, at, _, body, _ in page:

@@ -5,7 +5,7 @@ machines: every question that policy asks has its answer kept current here.
 """
 
 from .circuits import replaceable
-from .fold import accepts, apply, apply_record, fold
+from .fold import accepts, apply, apply_all, apply_record, fold
 from .machines import scopes
 from .nouns import (
     RECENT,
@@ -41,6 +41,7 @@ __all__ = [
     "TaskState",
     "accepts",
     "apply",
+    "apply_all",
     "apply_record",
     "exceeds",
     "fold",

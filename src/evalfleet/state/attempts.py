@@ -20,18 +20,19 @@ FEWER, MORE = 0.7, 0.25
 def attempt_started(state: RunState, at: Micros, event: ev.AttemptStarted) -> None:
     known, machine = state.tasks[event.task], state.machines[event.machine]
     # with the ids that are there already: a run may have very many attempts
-    attempt = AttemptState(event.attempt, known.task.id, machine.id, at, allowance=event.allowance)
-    state.attempts[event.attempt] = attempt
+    id, task = event.attempt, known.task
+    attempt = AttemptState(id, task.id, machine.id, at, allowance=event.allowance)
+    state.attempts[id] = attempt
     _reserve(state, attempt, 1)
-    known.attempts.append(event.attempt)
+    known.attempts.append(id)
     set_status(state, known, "running")
     dequeue(state, known)
-    machine.open[event.attempt] = None
+    machine.open[id] = None
     machine.attempts += 1
-    if known.task.set_up:
-        machine.set_up[known.task.set_up] = None
+    if task.set_up:
+        machine.set_up[task.set_up] = None
     refresh_idle(state, machine)
-    state.touched_attempts[event.attempt] = None
+    state.touched_attempts[id] = None
 
 
 def _reserve(state: RunState, attempt: AttemptState, sign: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from evalfleet import events as ev
@@ -79,10 +79,24 @@ def apply_record(state: RunState, record: ev.Record) -> None:
     try:
         apply(state, record.at, record.event)
     except LookupError as err:
-        what = f"event {record.seq} ({ev.kind_of(record.event)}) does not fit those before it ({err!r})"
-        raise JournalForeign(
-            f"the journal of {state.plan.run!r} is damaged: {what}: restore it from a copy"
-        ) from err
+        raise _damaged(state, record.seq, record.event, err) from err
+
+
+def apply_all(state: RunState, ats: Sequence[Micros], events: Sequence[ev.Event]) -> None:
+    """`apply_record` for very many events that follow the state's, written at `ats`: it takes less time."""
+    handlers = _APPLY
+    for at, event in zip(ats, events, strict=True):
+        state.last_at = at
+        state.events += 1
+        try:
+            handlers[type(event)](state, at, event)
+        except LookupError as err:
+            raise _damaged(state, state.events, event, err) from err
+
+
+def _damaged(state: RunState, seq: int, event: ev.Event, err: LookupError) -> JournalForeign:
+    what = f"event {seq} ({ev.kind_of(event)}) does not fit those before it ({err!r})"
+    return JournalForeign(f"the journal of {state.plan.run!r} is damaged: {what}: restore it from a copy")
 
 
 def accepts(state: RunState, event: ev.Event) -> bool:

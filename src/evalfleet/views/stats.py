@@ -100,17 +100,19 @@ class Tally:
     """The benchmark's own id of a task -> how many of how many repeats of it succeeded."""
 
     def add(self, known: TaskState) -> None:
+        outcome, is_broken = known.outcome, known.status == "broken"
         self.total += 1
-        self.broken += known.status == "broken"
+        self.broken += is_broken
+        scored = outcome if isinstance(outcome, Scored) else None
         if known.task.origin:
             good, of = self.clusters.get(known.task.origin, (0, 0))
-            counts = isinstance(known.outcome, Scored) or (self.strict and known.status == "broken")
-            solved = isinstance(known.outcome, Scored) and known.outcome.success
+            counts = scored is not None or (self.strict and is_broken)
+            solved = scored is not None and scored.success
             self.clusters[known.task.origin] = (good + solved, of + counts)
-        if isinstance(known.outcome, Scored):
+        if scored is not None:
             self.scored += 1
-            self.succeeded += known.outcome.success
-            self.score_sum += known.outcome.score
+            self.succeeded += scored.success
+            self.score_sum += scored.score
 
     @property
     def judged(self) -> int:
@@ -148,7 +150,10 @@ def by_domain(tasks: Iterable[TaskState], strict: bool = False) -> dict[str, Tal
     """Domains in alphabetical order."""
     found: dict[str, Tally] = {}
     for known in tasks:
-        found.setdefault(known.task.domain, Tally(strict)).add(known)
+        domain = known.task.domain
+        if domain not in found:
+            found[domain] = Tally(strict)
+        found[domain].add(known)
     return dict(sorted(found.items()))
 
 

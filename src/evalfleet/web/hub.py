@@ -14,14 +14,14 @@ from evalfleet.api.home import list_runs
 from evalfleet.errors import FleetError, JournalError, JournalForeign, RequestError
 from evalfleet.journal import StreamInfo
 from evalfleet.model import Alerting
-from evalfleet.names import folder_of
 from evalfleet.planning.workspace import Workspace
 from evalfleet.views.dashboard.board import Board
 from evalfleet.views.dashboard.head import RUN_COLUMNS, instant, run_row
+from evalfleet.views.dashboard.snapshots import kept_snapshot
 from evalfleet.views.results import RunSummary
 from evalfleet.views.stats import eta_s
 
-from .watched import CALM_S, WatchedRun, kept_snapshot
+from .watched import CALM_S, WatchedRun
 
 LOOK_S = 0.25
 """How often the journal of a run that somebody watches is looked at."""
@@ -110,7 +110,7 @@ class Hub:
     def _kept(self, run: str) -> bytes | None:
         store = self.workspace.records()
         self.check(run)
-        kept = kept_snapshot(folder_of(self.workspace.home, run))
+        kept = kept_snapshot(self.workspace.home, run)
         if kept is None or next(iter(store.read(run, kept[0])), None) is not None:
             return None
         return kept[1]
@@ -175,7 +175,7 @@ class Hub:
 
     async def _quiet(self, run: str, seq: int) -> AsyncGenerator[bytes]:
         """The stream of a settled run, for who knows all of it: nothing is folded until there is news."""
-        kept = await asyncio.to_thread(kept_snapshot, folder_of(self.workspace.home, run))
+        kept = await asyncio.to_thread(kept_snapshot, self.workspace.home, run)
         if kept is None or kept[0] != seq:
             return
         yield b"retry: 1000\n\n"

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
 import time
 from collections.abc import Sequence
-from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -17,7 +14,6 @@ from evalfleet.api.run import Run
 from evalfleet.api.run_changes import machine_of
 from evalfleet.channels.samples import Sample, read_series
 from evalfleet.errors import RequestError
-from evalfleet.files import replace
 from evalfleet.model import Alerting
 from evalfleet.planning.workspace import Workspace
 from evalfleet.state import RunState
@@ -25,6 +21,7 @@ from evalfleet.views.alert_watch import situation_of
 from evalfleet.views.alerts import Alert, holding
 from evalfleet.views.dashboard.board import ATTEMPT_COLUMNS, MACHINE_COLUMNS, Board, Touched, attempt_row
 from evalfleet.views.dashboard.head import head
+from evalfleet.views.dashboard.snapshots import is_settled, keep_snapshot, packed_snapshot
 from evalfleet.views.follow import Follower
 from evalfleet.views.results import RunSummary, machine_entry, summarised
 
@@ -38,16 +35,6 @@ HEAD_S = 5.0
 """Figures that time alone changes are sent as often."""
 SHARE = 0.05
 """Of the time: at most so much goes into figures that cost more the more tasks a run has."""
-KEPT = ".dashboard.json.gz"
-KEPT_VERSION = 4
-"""To be raised when a snapshot changes: what was kept before is then made anew."""
-
-
-class _Kept(msgspec.Struct):
-    """The beginning of a snapshot that is kept as a file."""
-
-    version: int
-    seq: int
 
 
 class _Paced:
@@ -165,15 +152,8 @@ class WatchedRun:
         self._live = self._look_at_controller()
         with self.board.lock:
             self.board.look_at_progress(now)
-            seq = self.board.seq
-            document = {
-                "seq": seq,
-                "now": now // 1000,
-                "run": self.head(),
-                **self.board.tables(now),
-            }
-            settled = self.board.state.ended_at is not None and not self.board.state.undeleted
-        packed = gzip.compress(msgspec.json.encode(document), compresslevel=5 if settled else 1)
+            seq, settled = self.board.seq, is_settled(self.board.state)
+            packed = packed_snapshot(self.board, self.head(), now)
         self._snapshot = (seq, packed)
         self._snapshot_pace.took(begun)
         self._keepable = settled and not self._live
@@ -191,7 +171,7 @@ class WatchedRun:
     def _keep(self) -> None:
         """For the next time: what is kept is not compared with the journal again."""
         if self._snapshot is not None:
-            keep_snapshot(self.board.folder, *self._snapshot)
+            keep_snapshot(self.board.folder, self.board.run, *self._snapshot)
 
     def summary(self) -> RunSummary:
         """As `ls` has it."""
@@ -279,24 +259,3 @@ MOST_SAMPLES = 2000
 def thinned(samples: Sequence[Sample]) -> Sequence[Sample]:
     """No more than a page can draw."""
     return samples[:: -(-len(samples) // MOST_SAMPLES)] if samples else samples
-
-
-# -- snapshots of settled runs, as files -------------------------------------------------------------
-
-
-def keep_snapshot(folder: Path, seq: int, packed: bytes) -> None:
-    """For the next time, where that may be written."""
-    head = msgspec.json.encode(_Kept(KEPT_VERSION, seq))
-    with suppress(OSError):
-        if folder.is_dir():
-            replace(folder / KEPT, head + b"\n" + packed)
-
-
-def kept_snapshot(folder: Path) -> tuple[int, bytes] | None:
-    """The number of its last event, and the snapshot, if one of this version is kept."""
-    try:
-        first, _, packed = (folder / KEPT).read_bytes().partition(b"\n")
-        kept = msgspec.json.decode(first, type=_Kept)
-    except (OSError, msgspec.MsgspecError):
-        return None
-    return (kept.seq, packed) if kept.version == KEPT_VERSION else None

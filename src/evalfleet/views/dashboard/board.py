@@ -12,7 +12,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -20,7 +20,7 @@ from evalfleet import events as ev
 from evalfleet.journal import Store
 from evalfleet.model import SECOND, Answered, AttemptId, Broken, MachineId, Micros, Scored, TaskId
 from evalfleet.names import attempt_number, folder_of
-from evalfleet.state import AttemptState, MachineState, RunState, TaskState, apply_record
+from evalfleet.state import AttemptState, MachineState, RunState, TaskState, apply_all
 from evalfleet.views.progress import Progress, read_progress
 from evalfleet.views.results import attempt_model_usd, attempt_seconds, task_status
 from evalfleet.views.stats import attempt_usd, machine_usd
@@ -104,30 +104,45 @@ class Board:
         self._progress_at: Micros = 0
         self._machine_rows: dict[MachineId, Row] = {}
 
+    @classmethod
+    def of(cls, home: Path, store: Store, state: RunState) -> Self:
+        """The board of a run that somebody else has folded, up to its newest event."""
+        board = cls(home, store, state.plan.run)
+        board.state, board.seq = state, state.events
+        for record in store.read_kinds(board.run, [kind.__name__ for kind in NOTED]):
+            board._phases.note(record.at, record.event)
+        return board
+
     def advance(self) -> None:
         """Take in what was recorded since. Raises RequestError: there is no such run; JournalError."""
         with self.lock:
             if self.seq:
                 for page in self._store.read_pages(self.run, self.seq):
-                    self._take(page)
-                    for record in page:
-                        self._untold.note(self.state, record.event)
+                    events = [record.event for record in page]
+                    self._take([record.at for record in page], events)
+                    for event in events:
+                        self._untold.note(self.state, event)
                 return
             large = self._store.length(self.run) > MANY_EVENTS
             self.unverified = large and not self._verify_first
             with _uncollected():
-                for page in self._store.read_pages(self.run, verified=not self.unverified):
-                    self._take(page)
-                if large:
-                    gc.freeze()  # the collector leaves it alone afterwards, too
+                for ats, events in self._pages():
+                    self._take(ats, events)
 
-    def _take(self, page: Sequence[ev.Record]) -> None:
-        state, phases = self.state, self._phases
-        for record in page:
-            apply_record(state, record)
-            self.seq = record.seq
-            if type(record.event) in NOTED:  # nearly all are of attempts, and none of these
-                phases.note(state, record)
+    def _pages(self) -> Iterator[tuple[list[Micros], list[ev.Event]]]:
+        if self.unverified:
+            yield from self._store.read_unverified(self.run)
+            return
+        for page in self._store.read_pages(self.run):
+            yield [record.at for record in page], [record.event for record in page]
+
+    def _take(self, ats: Sequence[Micros], events: Sequence[ev.Event]) -> None:
+        state = self.state
+        apply_all(state, ats, events)
+        self.seq = state.events
+        for at, event in zip(ats, events, strict=True):
+            if type(event) in NOTED:  # nearly all are of attempts, and none of these
+                self._phases.note(at, event)
         state.touched_machines.clear()
         state.touched_attempts.clear()
 
@@ -249,41 +264,44 @@ def _why(machine: MachineState) -> str | None:
     return f"{machine.cause}: {machine.detail}"[:300]
 
 
-def outcome_word(state: RunState, known: TaskState) -> str:
-    """`pass`, `fail`, or what a task is while, or because, it has no score."""
-    if isinstance(known.outcome, Scored):
-        return "pass" if known.outcome.success else "fail"
-    return task_status(state, known)
-
-
 def _is_told(known: TaskState, attempt: AttemptState) -> bool:
     """Does its task's row tell all of it? It is the only one, and its outcome is the task's."""
-    outcome = attempt.outcome
-    return outcome is known.outcome is not None and len(known.attempts) == 1
+    return attempt.outcome is known.outcome is not None and len(known.attempts) == 1
 
 
 def task_row(state: RunState, known: TaskState, now: Micros) -> Row:
     outcome, task, attempts = known.outcome, known.task, known.attempts
     model = task.model or state.plan.model or None
     if not attempts:
-        word, repeat = task_status(state, known), task.repeat or None
-        return [task.id, task.domain, word, *(None, 0, *(None,) * 6), model, repeat, *(None,) * 3]
+        status, repeat = task_status(state, known), task.repeat or None
+        return [task.id, task.domain, status, *(None, 0, *(None,) * 6), model, repeat, *(None,) * 3]
     attempt = state.attempts[known.decided_by or attempts[-1]]
-    told = attempt.outcome if isinstance(attempt.outcome, Answered) else outcome
-    score = outcome.score if isinstance(outcome, Scored) else None
+    score, cause, steps = None, None, None
+    if isinstance(outcome, Scored):  # nearly all: there may be very many
+        word: str = "pass" if outcome.success else "fail"
+        score, steps = outcome.score, outcome.num_steps
+    else:
+        word = task_status(state, known)
+        cause = outcome.cause.value if isinstance(outcome, Broken) else None
+    if isinstance(attempt.outcome, Answered):
+        steps = attempt.outcome.num_steps
+    if len(attempts) == 1:
+        usd = _usd(state, attempt, now)
+    else:
+        usd = sum([_usd(state, state.attempts[a], now) for a in attempts])
     ended_at = attempt.ended_at if _is_told(known, attempt) else None
     return [
         task.id,
         task.domain,
-        outcome_word(state, known),
+        word,
         score,
         len(attempts),
         attempt_seconds(attempt),
         attempt.machine,
-        outcome.cause.value if isinstance(outcome, Broken) else None,
-        None if told is None or isinstance(told, Broken) else told.num_steps,
+        cause,
+        steps,
         _tokens(attempt),
-        round(sum([_usd(state, state.attempts[a], now) for a in attempts]), 5) or None,
+        round(usd, 5) or None,
         model,
         task.repeat or None,
         attempt_number(attempts[-1]),

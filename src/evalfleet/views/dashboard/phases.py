@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from evalfleet import events as ev
 from evalfleet.model import MachineId, Micros
-from evalfleet.state import RunState
 
 Phase = list[str | int | None]
 """Its name, since when and until when, in milliseconds since 1970; None: it lasts."""
@@ -35,15 +34,14 @@ class Phases:
     def of(self, machine: MachineId) -> list[Phase]:
         return [list(phase) for phase in self._of.get(machine, ())]
 
-    def note(self, state: RunState, record: ev.Record) -> None:
-        """Take in an event, one of `NOTED`, that is part of the state already."""
-        event, at = record.event, record.at
+    def note(self, at: Micros, event: ev.Event) -> None:
+        """Take in an event, one of `NOTED`, that was written at `at`."""
         match event:
             case ev.MachineRequested(machine):
                 self._of.setdefault(machine, [])
                 self._begin(machine, "queued" if event.offer.queues else "boot", at)
-            case ev.MachineAllocated(machine):
-                self._begin(machine, "boot", state.machines[machine].allocated_at or at)
+            case ev.MachineAllocated(machine, started_at):
+                self._begin(machine, "boot", max(self._since(machine), min(at, started_at)))
             case ev.MachineUp(machine) | ev.MachineReady(machine):
                 self._divide(machine, at, event.timings)
                 self._begin(machine, "set-up" if isinstance(event, ev.MachineUp) else "ready", at)
@@ -64,6 +62,12 @@ class Phases:
                 self._begin(machine, _BEGINS[type(event)], at)
             case _:
                 pass
+
+    def _since(self, machine: MachineId) -> Micros:
+        """When its newest phase began."""
+        since = self._of[machine][-1][1]
+        assert isinstance(since, int)
+        return 1000 * since
 
     def _begin(self, machine: MachineId, name: str, at: Micros) -> None:
         phases = self._of[machine]
