@@ -584,29 +584,25 @@ class BillReader(Protocol):
 
 
 @runtime_checkable
-class Sizable(Protocol):
-    """A benchmark that knows what machines cannot do without, whatever earlier runs used."""
+class GuestBenchmark(Protocol):
+    """A benchmark whose machines hold a system of their own, in which agents work: Windows, for one.
+
+    It knows what that system cannot do without, and tells its tasks.
+    """
 
     @property
-    def least_needs(self) -> Needs: ...
-
-
-@runtime_checkable
-class Examined(Protocol):
-    """A benchmark that can tell beforehand whether its attempts would come to nothing (a wrong key)."""
-
-    async def examine(self, secrets: Mapping[str, str]) -> Sequence[Check]:
-        """Spends nothing worth speaking of. Raises nothing."""
+    def least_needs(self) -> Needs:
+        """What machines must have, whatever earlier runs used."""
         ...
 
-
-@runtime_checkable
-class TaskLister(Protocol):
-    """A benchmark whose list of tasks can be read on a machine that was set up for it."""
+    async def examine(self, secrets: Mapping[str, str]) -> Sequence[Check]:
+        """Whether attempts would come to nothing (a wrong key). Spends nothing worth speaking of. Raises
+        nothing."""
+        ...
 
     @property
     def list_tasks(self) -> Command:
-        """Writes the list into result.json, and changes nothing on the machine."""
+        """Writes the list of tasks into result.json on a machine that was set up, and changes nothing."""
         ...
 
     def keep_tasks(self, listed: bytes, home: Path) -> None:

@@ -15,7 +15,7 @@ from evalfleet.events import MachineExtended, MachineLeaseSet, MachinePrepared
 from evalfleet.journal import SqliteJournal
 from evalfleet.model import AttemptId, Job, Micros, Offer, after, seconds_between
 from evalfleet.named_pools import OwnPlace, PoolView, machine_of
-from evalfleet.ports import Benchmark, Channel, Fence, HostChannel, TaskLister
+from evalfleet.ports import Benchmark, Channel, Fence, GuestBenchmark, HostChannel
 from evalfleet.state import MachineState
 
 LIST_TASKS_S = 600.0
@@ -94,7 +94,7 @@ async def learn_tasks(site: PoolMachine, benchmark: Benchmark, home: Path) -> Mi
     Returns when its set-up ends, if that is known. Raises RequestError if the machine tells none.
     """
     lister = benchmark.inner if isinstance(benchmark, Repeated) else benchmark
-    if not isinstance(lister, TaskLister):
+    if not isinstance(lister, GuestBenchmark):
         return None
     job = Job(
         AttemptId(f"tasks-{os.urandom(6).hex()}"), lister.list_tasks, LIST_TASKS_S, benchmark.bundle.digest

@@ -30,7 +30,7 @@ from evalfleet.model import (
     Task,
     TaskId,
 )
-from evalfleet.ports import Answer, Benchmark, FileBenchmark, Grader, Sizable
+from evalfleet.ports import Answer, Benchmark, FileBenchmark, Grader
 
 
 class ResultFolder(NamedTuple):
@@ -225,7 +225,7 @@ class BenchmarkKind(Protocol):
     """What grades answers after the last task, unless its benchmarks have one each: see `Benchmark`."""
 
     def load(self, name: str, settings: Any, base: Path, home: Path) -> Loaded:
-        """Read it. Relative paths in the settings are beside `base`; a `TaskLister` keeps tasks in `home`.
+        """Read it. Relative paths in the settings are beside `base`; a GuestBenchmark keeps tasks in `home`.
 
         Raises RequestError.
         """
@@ -276,10 +276,6 @@ class Repeated:
     @property
     def needs(self) -> Needs:
         return self._first.needs
-
-    @property
-    def least_needs(self) -> Needs:
-        return self._first.least_needs if isinstance(self._first, Sizable) else self._first.needs
 
     @property
     def bundle(self) -> Bundle:

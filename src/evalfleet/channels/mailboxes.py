@@ -1,6 +1,6 @@
 """Mailboxes for the machines of a service that nobody can connect to, in the service's own storage.
 
-A place has them in a few lines. `boxes` are of a kind of storage, such as `places.azure.mailboxes`:
+A place has them in a few lines. `boxes` are those of a kind of storage:
 
     pilot = await boxes.make(machine, life_s, queue_s)         # in `create`: what the job runs, with what
     boxes.channel(machine.id, fence, secrets, on_load)         # in `channel`

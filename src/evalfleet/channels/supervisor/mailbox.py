@@ -292,7 +292,7 @@ class HttpPost:
 
     def create(self, name: str, content: bytes) -> bool:
         status, _ = self._ask("PUT", name, content, self.way.get("create") or {"If-None-Match": "*"})
-        # a token that may create, and not overwrite, is refused by Azure where there is an object already
+        # a token that may create, and not overwrite, is refused by some stores if there is an object
         if status in (409, 412) or (status == 403 and self.read(name) is not None):
             return False
         if status not in (200, 201):
