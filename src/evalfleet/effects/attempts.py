@@ -7,9 +7,10 @@ import errno
 import logging
 import os
 import shutil
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from msgspec import structs
@@ -62,7 +63,7 @@ from evalfleet.state import AttemptState, MachineState, exceeds, is_ungradable, 
 
 from .machines import report_gone
 from .silence import forged, silent_since
-from .steps import following_steps
+from .steps import NOTHING_BESIDE, following_steps
 from .tools import Tools, check_wanted
 
 COLLECT_LIMIT_S = 600.0
@@ -252,27 +253,30 @@ def _ended_by_its_meter(ended: Ended) -> Broken | None:
     return None
 
 
-@asynccontextmanager
-async def _asking_for_more(
+def _asking_for_more(
     tools: Tools, channel: Channel, attempt: AttemptState, job: AttemptId, before: Metered = NOT_USED
-) -> AsyncGenerator[None]:
+) -> AbstractAsyncContextManager[None]:
     """While a job of the attempt runs, report when its model calls need more than they were allowed.
 
     `before`: what an earlier job of the attempt has used.
     """
-    limited = attempt.allowance != NO_LIMIT and isinstance(channel, HostChannel)
-    asking = asyncio.create_task(_ask_for_more(tools, channel, attempt, job, before)) if limited else None
+    if attempt.allowance == NO_LIMIT or not isinstance(channel, HostChannel):
+        return NOTHING_BESIDE
+    return _beside(_ask_for_more(tools, channel, attempt, job, before))
+
+
+@asynccontextmanager
+async def _beside(work: Coroutine[Any, Any, None]) -> AsyncGenerator[None]:
+    task = asyncio.create_task(work)
     try:
         yield
     finally:
-        if asking is not None:
-            asking.cancel()
+        task.cancel()
 
 
 async def _ask_for_more(
-    tools: Tools, channel: Channel, attempt: AttemptState, job: AttemptId, before: Metered
+    tools: Tools, channel: HostChannel, attempt: AttemptState, job: AttemptId, before: Metered
 ) -> None:
-    assert isinstance(channel, HostChannel)
     while True:
         used = before.plus(await channel.wants(job))
         if exceeds(attempt, used):
@@ -520,8 +524,8 @@ async def collect(tools: Tools, attempt: AttemptState, turn: asyncio.Semaphore) 
             found = AttemptCollected(attempt.id, Collected(problem=str(err) or type(err).__name__))
             if isinstance(err, OSError) or not await _answers_again(tools, machine):
                 break
-    if found.metered is None:
-        found = structs.replace(found, metered=_metered_late(tools, attempt))
+    if found.metered is None and (late := _metered_late(tools, attempt)) is not None:
+        found = structs.replace(found, metered=late)
     if tools.copy is not None:
         await tools.copy.keep(attempt.id)
     tools.report(found)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
-from contextlib import aclosing, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext, suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -30,15 +31,23 @@ MOST_BYTES = 4 << 20
 """A document that is larger is not read while it grows."""
 
 
-@asynccontextmanager
-async def following_steps(tools: Tools, channel: Channel, attempt: AttemptState) -> AsyncGenerator[None]:
+NOTHING_BESIDE = nullcontext()
+"""What is done beside most attempts: runs of many short ones feel what it costs."""
+
+
+def following_steps(
+    tools: Tools, channel: Channel, attempt: AttemptState
+) -> AbstractAsyncContextManager[None]:
     """While the attempt runs, keep its newest step in the run's folder."""
-    benchmark = tools.stepped
-    if benchmark is None:
-        yield
-        return
+    if tools.stepped is None:
+        return NOTHING_BESIDE
     path = tools.artefacts / STEPS / f"{safe_name(attempt.id)}.json"
-    following = asyncio.create_task(_follow(benchmark, channel, attempt.id, path))
+    return _following(path, _follow(tools.stepped, channel, attempt.id, path))
+
+
+@asynccontextmanager
+async def _following(path: Path, follow: Coroutine[Any, Any, None]) -> AsyncGenerator[None]:
+    following = asyncio.create_task(follow)
     try:
         yield
     finally:

@@ -90,9 +90,12 @@ def next_deadline(state: RunState, now: Micros) -> Micros | None:
         later = bisect_right(state.retries, (now, len(state.tasks), TaskId("")))
         if later < len(state.retries):
             times.append(state.retries[later][0])
-        times.extend(b.until for b in state.blocks.values() if not b.permanent and b.until > now)
-        times.extend(c.until for c in map(state.circuits.__getitem__, state.shaky) if c.until > now)
-        times.extend(at for at in hedge.slow_at(state) if at > now)
+        if state.blocks:
+            times.extend(b.until for b in state.blocks.values() if not b.permanent and b.until > now)
+        if state.shaky:
+            times.extend(c.until for c in map(state.circuits.__getitem__, state.shaky) if c.until > now)
+        if state.coming:
+            times.extend(at for at in hedge.slow_at(state) if at > now)
         if state.live < state.limits.workers and pace.comes_too_late(state, now):
             times.append(pace.reconsidered_at(state) or now)
     return min(times, default=None)
