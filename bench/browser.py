@@ -49,11 +49,13 @@ class Tab:
         """Seconds until the page can be used, the CPU seconds of its main thread, and the bytes that came."""
         self.bytes, before = 0, self._cpu_s()
         self.page.goto(url, wait_until="commit")
+        if self._cpu_s() < before:
+            before = 0.0  # a new page has a counter of its own
         self.page.wait_for_selector(until)
         wall_s = float(self.page.evaluate(DRAWN)) / 1000
         return {
             "wall_s": rounded(wall_s),
-            "page_cpu_s": rounded(max(self._cpu_s() - before, 0.0) or self._cpu_s()),
+            "page_cpu_s": rounded(self._cpu_s() - before),
             "kB": rounded(self.bytes / 1000),
         }
 

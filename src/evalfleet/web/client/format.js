@@ -11,20 +11,26 @@ export function duration(seconds) {
   return minutes ? `${minutes}m${String(whole % 60).padStart(2, "0")}s` : `${whole}s`;
 }
 
+/** Commas between thousands. The browser's own way loads all that it knows of languages, which takes long. */
+function grouped(digits) {
+  const [whole, ...rest] = digits.split(".");
+  return [whole.replace(/\B(?=(\d{3})+$)/g, ","), ...rest].join(".");
+}
+
 export function usd(amount) {
   if (amount === null || amount === undefined) return DASH;
   const size = Math.abs(amount);
   if (size > 0 && size < 0.1) return size >= 0.00005 ? `$${amount.toFixed(4)}` : "under $0.0001";
-  return `$${amount.toLocaleString("en-US", { minimumFractionDigits: 2, maximumFractionDigits: 2 })}`;
+  return amount < 0 ? `$-${grouped(size.toFixed(2))}` : `$${grouped(size.toFixed(2))}`;
 }
 
 export function count(n) {
-  return n === null || n === undefined ? DASH : n.toLocaleString("en-US");
+  return n === null || n === undefined ? DASH : grouped(String(n));
 }
 
 export function number(value) {
   if (value === null || value === undefined) return DASH;
-  return value.toLocaleString("en-US", { maximumFractionDigits: 3 });
+  return grouped(String(Number(value.toFixed(3))));
 }
 
 export function percent(share, digits = 1) {

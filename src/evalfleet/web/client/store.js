@@ -17,8 +17,8 @@ export class Table {
   /** Put the words where the snapshot has their numbers; the strings are shared, so this costs no memory. */
   spellOut(column, values, others) {
     const listed = typeof values === "string" ? others[values].rows : values;
-    const own = typeof values === "string" ? (n) => listed[n][0] : (n) => listed[n];
-    for (const row of this.rows) if (typeof row[column] === "number") row[column] = own(row[column]);
+    const words = typeof values === "string" ? listed.map((row) => row[0]) : listed;
+    for (const row of this.rows) if (typeof row[column] === "number") row[column] = words[row[column]];
   }
 
   keys() {
@@ -54,6 +54,14 @@ export class Table {
     }
     this.version += 1;
   }
+}
+
+/** Rows by a number in them: themselves, if they are in order already, as most are. */
+export function inOrder(rows, column) {
+  for (let n = 1; n < rows.length; n += 1) {
+    if (rows[n - 1][column] > rows[n][column]) return [...rows].sort((a, b) => a[column] - b[column]);
+  }
+  return rows;
 }
 
 // A page that was told nothing for so long is late: the server speaks every ten seconds.
@@ -101,7 +109,6 @@ class RunStore extends Signal {
     this.tasks = new Table(snapshot.tasks, others);
     this.attempts = new Table(this.named(snapshot.attempts, others), others);
     this.addTold();
-    this.nameNewest(this.tasks.rows);
     this.heard = Date.now();
     this.value = this;
   }
@@ -117,16 +124,22 @@ class RunStore extends Signal {
 
   /** A task's row tells all of its only attempt, if it says when that began: its row is made of it. */
   addTold() {
-    const { at, rows } = this.tasks;
-    const cells = this.attempts.columns.map((name) => at[{ task: "id", number: "attempt" }[name] ?? name]);
+    const { rows } = this.tasks;
+    const { started, attempt } = this.tasks.at;
+    const cells = this.attempts.columns.map((name) => this.tasks.at[{ task: "id", number: "attempt" }[name] ?? name]);
+    const all = this.attempts.rows;
     for (const row of rows) {
-      if (row[at.started] === null) continue;
-      const made = cells.map((n) => row[n]);
-      made[0] = `${row[0]}.${row[at.attempt]}`;
-      this.attempts.rows.push(made);
+      const number = row[attempt];
+      if (number === null) continue;
+      const id = `${row[0]}.${number}`;
+      if (row[started] !== null) {
+        const made = [id];
+        for (let n = 1; n < cells.length; n += 1) made.push(row[cells[n]]);
+        all.push(made);
+      }
+      row[attempt] = id;
     }
-    const { started } = this.attempts.at;
-    this.attempts.rows.sort((a, b) => a[started] - b[started]);
+    this.attempts.rows = inOrder(all, this.attempts.at.started);
   }
 
   nameNewest(rows) {

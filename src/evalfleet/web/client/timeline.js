@@ -1,5 +1,6 @@
 // Machines x attempts on a canvas: boot, set-up, attempts by outcome, idle, silent. Zoom by wheel, by drag, by keys.
 import { html, useEffect, useMemo, useRef, useState } from "./base.js";
+import { inOrder } from "./store.js";
 import { clock, count, duration, plain, percent, usd, words } from "./format.js";
 import { attemptLink } from "./parts.js";
 import { go, link, setQuery } from "./route.js";
@@ -10,6 +11,7 @@ const ROW = 20;
 const AXIS = 22;
 const MONEY = 30;
 const MOST_ROWS = 24;
+const THIN = 2;
 const STEPS_S = [1, 5, 10, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 604800];
 
 /** The rows: as many for each machine as it ran attempts at once, with its phases and attempts in time's order. */
@@ -17,13 +19,14 @@ function laid(store) {
   const { at, rows: attempts } = store.attempts;
   const lanes = new Map();
   const machines = store.machines.rows.map((row) => Object.fromEntries(store.machines.columns.map((name, n) => [name, row[n]])));
-  for (const machine of machines) lanes.set(machine.id, [{ machine, lane: 0, attempts: [], free: 0 }]);
-  for (const row of [...attempts].sort((a, b) => a[at.started] - b[at.started])) {
-    const own = lanes.get(row[at.machine]);
-    if (!own || row[at.started] === null) continue;
-    let line = own.find((each) => each.free <= row[at.started]);
+  for (const each of machines) lanes.set(each.id, [{ machine: each, lane: 0, attempts: [], free: 0 }]);
+  const { started, ended, machine } = at;
+  for (const row of inOrder(attempts, started)) {
+    const own = lanes.get(row[machine]);
+    if (!own || row[started] === null) continue;
+    let line = own[0].free <= row[started] ? own[0] : own.find((each) => each.free <= row[started]);
     if (!line) own.push((line = { machine: own[0].machine, lane: own.length, attempts: [] }));
-    line.free = row[at.ended] ?? Infinity;
+    line.free = row[ended] ?? Infinity;
     line.attempts.push(row);
   }
   return [...lanes.values()].flat();
@@ -142,18 +145,36 @@ class Drawing {
     pen.rect(this.label, y, this.width - this.label, ROW);
     pen.clip();
     if (!lane) for (const phase of machine.phases ?? []) this.phase(phase, y, now);
+    this.attempts(attempts, y, now);
+    pen.restore();
+  }
+
+  /** Of thousands in one row, neighbours of one outcome that are too thin to be told apart are drawn as one. */
+  attempts(attempts, y, now) {
     const { at } = this.store.attempts;
     let painted = -1;
+    let [like, begin] = [null, 0];
+    const drawThin = () => {
+      if (like !== null) this.attempt(like, begin, Math.max(1, painted - begin), y, true);
+      like = null;
+    };
     for (let n = firstSeen(attempts, at, this.view[0], now); n < attempts.length; n += 1) {
       const attempt = attempts[n];
       if (attempt[at.started] > this.view[1]) break;
+      const outcome = attempt[at.outcome];
       const [from, to] = [this.x(attempt[at.started]), this.x(attempt[at.ended] ?? now)];
-      // Thousands of attempts in one row: what would lie on the pixel before is seen when one zooms in.
-      if (to - painted < 0.7 && attempt[at.outcome] !== "broken") continue;
+      // What would lie on the pixel before is seen when one zooms in.
+      if (to - painted < 0.7 && outcome !== "broken") continue;
+      if (to - from >= THIN) {
+        drawThin();
+        this.attempt(outcome, from, to - from, y, false);
+      } else if (like !== outcome || from - painted > 1) {
+        drawThin();
+        [like, begin] = [outcome, from];
+      }
       painted = to;
-      this.attempt(attempt[at.outcome], from, Math.max(1, to - from), y);
     }
-    pen.restore();
+    drawThin();
   }
 
   cut(name) {
@@ -194,10 +215,10 @@ class Drawing {
     if (width > pen.measureText(words(name)).width + 8) pen.fillText(words(name), x + 4, middle + 0.5);
   }
 
-  attempt(outcome, x, width, y) {
+  attempt(outcome, x, width, y, thin) {
     const { context: pen, colours } = this;
     const [top, height] = [y + 3, ROW - 6];
-    const gap = width > 4 ? 1 : 0;
+    const gap = width > 4 && !thin ? 1 : 0;
     if (width > 2) {
       pen.fillStyle = colours.paper;
       pen.fillRect(x, top, width - gap, height);
@@ -208,21 +229,21 @@ class Drawing {
     } else if (outcome === "broken") {
       pen.fillStyle = this.pattern;
       pen.fillRect(x, top, Math.max(1.5, width - gap), height);
-      this.outline(x, top, width - gap, height, colours.ink);
+      this.outline(x, top, width - gap, height, colours.ink, thin);
     } else if (outcome === "running") {
-      this.outline(x, top, width, height, colours.accent);
+      this.outline(x, top, width, height, colours.accent, false);
       pen.fillStyle = colours.accent;
       pen.fillRect(x + width - 3, top, 3, height);
     } else {
-      this.outline(x, top, width - gap, height, outcome === "fail" ? colours.ink : colours.quiet);
+      this.outline(x, top, width - gap, height, outcome === "fail" ? colours.ink : colours.quiet, thin);
     }
   }
 
-  outline(x, y, width, height, colour) {
+  outline(x, y, width, height, colour, open) {
     const pen = this.context;
     pen.strokeStyle = colour;
     pen.lineWidth = 1;
-    if (width < 2) {
+    if (open || width < 2) {
       pen.fillStyle = colour;
       pen.fillRect(x, y, Math.max(0.7, width), 1);
       pen.fillRect(x, y + height - 1, Math.max(0.7, width), 1);
@@ -324,7 +345,11 @@ export function Timeline({ store, query }) {
   }, []);
   const draw = useRef(null);
   draw.current = () => canvas.current && new Drawing(canvas.current, store, rows, view, top, height).draw();
-  useEffect(() => draw.current());
+  const frame = useRef(0);
+  useEffect(() => {
+    cancelAnimationFrame(frame.current);
+    frame.current = requestAnimationFrame(() => draw.current());
+  }, [rows, view[0], view[1], top, height, size, store.run, store.run.live ? store.now() : null]);
   useEffect(() => {
     // Paper is white: it is drawn anew, in the colours of print, before the page is taken.
     const print = matchMedia("print");
