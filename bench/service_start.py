@@ -24,8 +24,8 @@ QUICK_S = {"cluster": 0.2, "node": 0.5, "image": 0.5}
 COUNTED = (
     "one machine of azure_ml on the stand-in, whose containers are processes of this computer: from the call "
     "of create to the look that shows it as up; service_s: what the stand-in takes by itself, as published "
-    "(cluster, node, image); own_s: the rest, which is requests, looks every 5 s, and the start of the "
-    "pilot; submit_s: until Azure has the job"
+    "(cluster, node, image); own_s: the rest, which is requests, looks every 5 s, or 2 s once it has a node, "
+    "and the start of the pilot; submit_s: until Azure has the job"
 )
 
 

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from typing import NamedTuple, TypeVar
+
 from evalfleet.model import Limits, Micros, Plan, Scored, Task, TaskId, seconds_between
 from evalfleet.sim.checks import run_seeds, violations
 from evalfleet.sim.scenario import Scenario, draw_tiers, half_fail
@@ -10,6 +16,7 @@ from evalfleet.sim.world import Faults, Trouble
 
 from .result import Figures, Result, at_least, at_most, below, rounded
 
+T = TypeVar("T")
 TASKS, WORKERS = 154, 10
 AWAY_S = 3000.0
 """From then on the first place answers nothing."""
@@ -31,28 +38,47 @@ FAULT_MIX = Faults(
 """What people report of managed compute: throttling, nodes that never start or die, preemption, restarts."""
 
 
+class PairFigures(NamedTuple):
+    """Of one seed: the tasks at one place that works, and where the first of two fails."""
+
+    alone_s: float
+    """Until the last score."""
+    failing_s: float
+    scored: int
+    to_open_s: float
+    broken_rules: int
+
+
+class ShareFigures(NamedTuple):
+    """Of one seed: so many of all."""
+
+    part: int
+    whole: int
+    broken_rules: int
+
+
 def run(quick: bool) -> Result:
     tasks, seeds = (20, 3) if quick else (TASKS, 1000)
-    alone = [_alone(seed, tasks) for seed in range(1 if quick else 10)]
-    failing = [_failing(seed, tasks) for seed in range(len(alone))]
-    plain_s = sum(map(_last_score_s, alone)) / len(alone)
-    extra_s = sum(map(_last_score_s, failing)) / len(failing) - plain_s
-    pairs = list(zip(alone, failing, strict=True))
-    half = [simulate(half_fail(seed)) for seed in range(seeds)]
-    mixed = [simulate(_mixed(seed)) for seed in range(2 if quick else 100)]
-    checked = run_seeds(range(seeds), scenario=draw_tiers)
-    broken_rules = sum(bool(violations(sim)) for sim in (*alone, *failing, *half, *mixed))
+    with _workers(quick) as each:
+        pairs = each(functools.partial(_pair, tasks=tasks), range(1 if quick else 10))
+        half = each(_half_failing, range(seeds))
+        mixed = each(_mixed, range(2 if quick else 100))
+        failures = sum(each(_is_broken, range(seeds)))
+    plain_s = sum(pair.alone_s for pair in pairs) / len(pairs)
+    extra_s = sum(pair.failing_s for pair in pairs) / len(pairs) - plain_s
     figures: Figures = {
         "tasks": tasks,
-        "scored": min(sim.state.scored for sim in failing),
+        "scored": min(pair.scored for pair in pairs),
         "one_place_s": rounded(plain_s),
         "extra_s": rounded(extra_s),
-        "most_extra_s": rounded(max(_last_score_s(f) - _last_score_s(a) for a, f in pairs)),
-        "to_open_s": [rounded(_to_open_s(sim)) for sim in failing],
+        "most_extra_s": rounded(max(pair.failing_s - pair.alone_s for pair in pairs)),
+        "to_open_s": [rounded(pair.to_open_s) for pair in pairs],
         "simulated_runs": seeds,
-        "scored_share": _share(sum(s.state.scored for s in half), sum(s.state.total for s in half)),
-        "jobs_succeeding": _share(*_jobs(mixed)),
-        "invariants_broken": broken_rules + len(checked.failures),
+        "scored_share": _share(half),
+        "jobs_succeeding": _share(mixed),
+        "invariants_broken": failures
+        + sum(pair.broken_rules for pair in pairs)
+        + sum(share.broken_rules for share in (*half, *mixed)),
     }
     aims = {
         "scored": at_least(figures["scored"], tasks),
@@ -62,6 +88,46 @@ def run(quick: bool) -> Result:
         "invariants_broken": at_most(figures["invariants_broken"], 0),
     }
     return Result("tiers", figures, aims)
+
+
+@contextmanager
+def _workers(quick: bool) -> Generator[Callable[[Callable[[int], T], range], list[T]]]:
+    """What does something for each seed: in as many processes as there are processors, but for a few."""
+    if quick:
+        yield lambda work, seeds: [work(seed) for seed in seeds]
+        return
+    with ProcessPoolExecutor() as pool:
+        yield lambda work, seeds: list(pool.map(work, seeds, chunksize=5))
+
+
+def _pair(seed: int, tasks: int) -> PairFigures:
+    alone, failing = _alone(seed, tasks), _failing(seed, tasks)
+    broken_rules = _broken_rules(alone) + _broken_rules(failing)
+    times = _last_score_s(alone), _last_score_s(failing)
+    return PairFigures(*times, failing.state.scored, _to_open_s(failing), broken_rules)
+
+
+def _half_failing(seed: int) -> ShareFigures:
+    """Tasks that were scored."""
+    sim = simulate(half_fail(seed))
+    return ShareFigures(sim.state.scored, sim.state.total, _broken_rules(sim))
+
+
+def _mixed(seed: int) -> ShareFigures:
+    """Attempts that scored, of all that began."""
+    scenario = _scenario(seed, 60, ("service", "vms"), ())
+    sim = simulate(Scenario(seed, scenario.plan, scenario.tasks, FAULT_MIX))
+    attempts = sim.state.attempts.values()
+    scored = sum(isinstance(attempt.outcome, Scored) for attempt in attempts)
+    return ShareFigures(scored, len(attempts), _broken_rules(sim))
+
+
+def _is_broken(seed: int) -> int:
+    return len(run_seeds(range(seed, seed + 1), scenario=draw_tiers).failures)
+
+
+def _broken_rules(sim: Simulated) -> int:
+    return int(bool(violations(sim)))
 
 
 def _scenario(seed: int, tasks: int, places: tuple[str, ...], troubles: tuple[Trouble, ...]) -> Scenario:
@@ -78,11 +144,6 @@ def _alone(seed: int, tasks: int) -> Simulated:
 def _failing(seed: int, tasks: int) -> Simulated:
     away = Trouble("service", 0.5, away=((AWAY_S, 200_000.0),))
     return simulate(_scenario(seed, tasks, ("service", "vms"), (away,)))
-
-
-def _mixed(seed: int) -> Scenario:
-    scenario = _scenario(seed, 60, ("service", "vms"), ())
-    return Scenario(seed, scenario.plan, scenario.tasks, FAULT_MIX)
 
 
 def _last_score_s(sim: Simulated) -> float:
@@ -105,11 +166,5 @@ def _to_open_s(sim: Simulated) -> float:
     return seconds_between(min(failed), opened)
 
 
-def _jobs(sims: list[Simulated]) -> tuple[int, int]:
-    """Attempts that scored, of all that began."""
-    attempts = [a for sim in sims for a in sim.state.attempts.values()]
-    return sum(isinstance(a.outcome, Scored) for a in attempts), len(attempts)
-
-
-def _share(part: int, whole: int) -> float:
-    return round(part / whole, 5)
+def _share(figures: Sequence[ShareFigures]) -> float:
+    return round(sum(one.part for one in figures) / sum(one.whole for one in figures), 5)

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 from urllib.parse import quote
 
+from standins.azure.blobs import ACCOUNT as STORAGE
 from standins.azure.words import SUBSCRIPTION
 from standins.cloud.words import Answer, Call, Json
 
@@ -120,8 +121,10 @@ class Api:
                 "activeJobAndJobScheduleQuota": quota["jobs"],
                 "publicNetworkAccess": "Enabled",
                 "autoStorage": {
-                    "storageAccountId": f"{group}/providers/Microsoft.Storage/storageAccounts/evals"
-                },
+                    "storageAccountId": f"{group}/providers/Microsoft.Storage/storageAccounts/{STORAGE}"
+                }
+                if self._service.has_storage
+                else None,
             },
         }
         if call.method == "GET" and call.path.lower().endswith(f"/providers/{kind.lower()}"):
@@ -511,6 +514,9 @@ def check_pool(body: Json) -> None:
                 key,
                 "The specified imageReference with the nodeAgentSKUId is not supported.",
             )
+    contained = machine.get("containerConfiguration")
+    if contained and need(contained, "type") not in ("dockerCompatible", "criCompatible"):
+        raise invalid("type", contained["type"], "dockerCompatible or criCompatible")
     if "targetNodeCommunicationMode" in body or "certificateReferences" in body:
         raise BatchError(400, "InvalidRequestBody", "The property is not of this version of the API.")
     nats = ((body.get("networkConfiguration") or {}).get("endpointConfiguration") or {}).get(

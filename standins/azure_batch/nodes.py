@@ -12,6 +12,7 @@ from pathlib import PurePosixPath
 from typing import Protocol
 
 from evalfleet.lab.network import GATEWAY
+from standins.azure_ml.nodes import ContainerRun, Processes
 from standins.cloud.hosts import Hosts
 from standins.cloud.machines import Guest
 
@@ -137,6 +138,72 @@ class ProcessRun:
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         await self._process.wait()
+
+
+class JailedRun:
+    """A task that is a process of this computer, in a namespace of its own."""
+
+    def __init__(self, run: ContainerRun) -> None:
+        self._run = run
+        self._end = asyncio.ensure_future(run.wait())
+
+    async def wait(self) -> int:
+        return await asyncio.shield(self._end)
+
+    async def kill(self) -> None:
+        self._run.kill()
+        await self.wait()
+
+    def said(self) -> bytes:
+        return self._run.log()
+
+
+class ProcessNodes:
+    """Nodes of which there is nothing but their tasks, which are processes of this computer: for pilots that
+    are reached by mailboxes. `environ`: what tasks find besides what Batch tells them."""
+
+    def __init__(self) -> None:
+        self.environ: dict[str, str] = {}
+        self._processes = Processes()
+        self._runs: dict[str, dict[str, JailedRun]] = {}
+        """By node and folder."""
+
+    async def create(self, node: str) -> str:
+        self._runs[node] = {}
+        return "10.0.0.4"
+
+    async def destroy(self, node: str) -> None:
+        await self.reboot(node)
+        self._runs.pop(node, None)
+
+    async def reboot(self, node: str) -> None:
+        for run in self._runs.get(node, {}).values():
+            await run.kill()
+
+    async def run(
+        self, node: str, folder: str, argv: Sequence[str], env: dict[str, str], admin: bool
+    ) -> TaskRun:
+        run = JailedRun(await self._processes.run(folder, shlex.join(argv), {**self.environ, **env}))
+        self._runs[node][folder] = run
+        return run
+
+    async def files(self, node: str, folder: str) -> list[str]:
+        return ["stdout.txt", "stderr.txt"]
+
+    async def read(self, node: str, folder: str, path: str) -> bytes | None:
+        run = self._runs.get(node, {}).get(folder)
+        return run.said() if run is not None and path == "stderr.txt" else None
+
+    async def open_port(self, port: int, node: str, backend: int, rules: Sequence[dict[str, object]]) -> str:
+        raise AssertionError("nothing leads to these nodes")
+
+    def close_port(self, port: int) -> None:
+        pass
+
+    async def close(self) -> None:
+        for node in list(self._runs):
+            await self.destroy(node)
+        await self._processes.close()
 
 
 class LabNodes:

@@ -136,6 +136,8 @@ class Service(Background):
         """Cores, pools, and jobs that are active."""
         self.room = {False: 10_000, True: 10_000}
         """How many nodes the region has left, dedicated by False, spot by True."""
+        self.has_storage = True
+        """Has the account a storage account of its own?"""
         self._numbers = itertools.count(1)
 
     async def close(self) -> None:
@@ -222,9 +224,7 @@ class Service(Background):
         node.booted = self.clock.now()
         await self._map_ports(node)
         if self.faults.nodes_unusable:
-            node.errors = [
-                {"code": "NodePreparationError", "message": "An error occurred during node preparation."}
-            ]
+            node.errors = [{"code": "NodePreparationError", "message": self.faults.node_error}]
             self._become(node, "unusable")
             return
         await self._run_start_task(node)

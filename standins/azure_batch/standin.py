@@ -6,12 +6,14 @@ import asyncio
 import json
 import socket
 import ssl
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from urllib.parse import unquote
 
 from aiohttp import web
 
+from standins.azure.blobs import BlobStorage
 from standins.azure.entra import EntraServer, EntraStandIn
 from standins.azure.identity import Identity
 from standins.azure.words import ArmError
@@ -20,11 +22,11 @@ from standins.cloud.hosts import Hosts
 from standins.cloud.machines import Machines
 from standins.cloud.meters import Meters
 from standins.cloud.server import response
-from standins.cloud.standin import START_S
+from standins.cloud.standin import LOOPBACK, START_S
 from standins.cloud.words import Answer, Call
 
 from .api import Api
-from .nodes import LabNodes, Paper
+from .nodes import LabNodes, Paper, ProcessNodes
 from .service import Job, Node, Service, Timing
 from .words import ACCOUNT, CONTENT, REGION, BatchError, Faults, Refused, Throttled, refusal
 
@@ -91,28 +93,39 @@ class StandIn(EntraStandIn):
     """The stand-in for one Batch account. Tests set faults and the like through `service`, or with `do`."""
 
     account, region = ACCOUNT, REGION
+    _serves_blobs = False
 
     def __init__(
         self,
         machines: Machines | None = None,
         *,
+        nodes: ProcessNodes | None = None,
         timing: Timing | None = None,
         speed: float = 1.0,
         seed: int = 0,
     ) -> None:
         super().__init__("azure-batch", machines, speed)
-        nodes = LabNodes(machines) if isinstance(machines, Hosts) else Paper()
-        self.service = Service(self.clock, nodes, timing or Timing(), seed)
+        own = LabNodes(machines) if isinstance(machines, Hosts) else Paper()
+        self.service = Service(self.clock, nodes or own, timing or Timing(), seed)
+        self.storage = BlobStorage(time.time, self.identity)  # by the clock that `Date` tells
+        self._storage_socket = socket.create_server((LOOPBACK, 0), backlog=1024)
+        self.storage_endpoint = f"https://{LOOPBACK}:{self._storage_socket.getsockname()[1]}"
+        if nodes is not None:
+            nodes.environ = {"SSL_CERT_FILE": str(self.ca)}
         self.server = Server(self.service, Api(self.service), self.identity)
 
     async def _listen(self, sock: socket.socket, context: ssl.SSLContext | None) -> None:
         await self.server.listen(sock, context)
+        if context is not None and not self._serves_blobs:
+            self._serves_blobs = True
+            await self.storage.listen(self._storage_socket, context)
 
     async def _listen_metadata(self, sock: socket.socket, hosts: Hosts) -> None:
         sock.close()  # nodes are told nothing there
 
     async def _close(self) -> None:
         await self.server.close()
+        await self.storage.close()
         await self.service.close()
 
     def _troubles(self) -> Sequence[BaseException]:
@@ -138,10 +151,14 @@ class StandIn(EntraStandIn):
         return self.service.nodes
 
     def left(self) -> list[str]:
-        """Pools, and jobs: all that costs money, or makes it be spent."""
+        """Pools, jobs and mailboxes: all that costs money, or makes it be spent."""
         service = self.service
         return self.do(
-            lambda: [each.id for each in service.pools.values()] + [each.id for each in service.jobs.values()]
+            lambda: [
+                *(each.id for each in service.pools.values()),
+                *(each.id for each in service.jobs.values()),
+                *self.storage.containers,
+            ]
         )
 
     def job(self, name: str) -> Job:

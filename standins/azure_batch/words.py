@@ -109,6 +109,8 @@ class Faults(FaultRules[Effect]):
         """Do the start tasks of new nodes never end?"""
         self.nodes_unusable = False
         """Do new nodes become unusable?"""
+        self.node_error = "An error occurred during node preparation."
+        """What those say."""
         self.tasks_are_mute = False
         """Do tasks say that they run while their processes were never started?"""
 

@@ -25,6 +25,7 @@ def settings(batch: StandIn, *, inside: bool = False, **more: Any) -> AzureBatch
         "endpoint": endpoint,
         "management": endpoint,
         "ca": str(batch.ca),
+        "storage_endpoint": batch.storage_endpoint,
         "ssh_from": ("198.18.0.0/15",),
         "sizes": (SIZE,),
         "owner": "tester",

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from evalfleet.channels.mailboxes import MailPilot
 from evalfleet.errors import PlaceError, RequestError
 from evalfleet.model import Machine, Needs
 from evalfleet.places.azure_batch import AzureBatchPlace, AzureBatchSettings
@@ -65,11 +66,23 @@ def ended_alone(batch: StandIn) -> bool:
 
 
 @pytest.mark.parametrize("spot", [False, True])
-@pytest.mark.parametrize("more", [{}, {"pool": "mine"}, {"images": ("docker.io/a/b:1",)}])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"pool": "mine"},
+        {"images": ("docker.io/a/b:1",)},
+        {"reach": "mailbox"},
+        {"reach": "mailbox", "public_ip": False, "subnet": "/s"},
+        {"reach": "mailbox", "container": "docker.io/a/b:1", "images": ("c",)},
+    ],
+)
 def test_what_is_sent_is_what_batch_knows(spot: bool, more: dict[str, Any]) -> None:
     models: Any = importlib.import_module("azure.batch.models")
     settings = AzureBatchSettings(account="a.eastus", ssh_from=("203.0.113.7/32",), **more)
-    body = job_body(settings, JobBuild(ONE, "Standard_D4s_v5", spot, True, "key", LIFE_S, {"a": "b"}))
+    pilot = MailPilot((), {"EVALFLEET_MAILBOX": "{}"}) if "reach" in more else None
+    build = JobBuild(ONE, "Standard_D4s_v5", spot, True, "key", LIFE_S, {"a": "b"}, pilot)
+    body = job_body(settings, build)
     _check(models.BatchJobCreateOptions, body, "job")
 
 
@@ -148,7 +161,7 @@ def test_an_image_that_is_not_there_ends_the_place_and_a_registry_that_is_away_o
         batch.faults.start_task_code = NO_IMAGE
         await made.create(ONE, offer(), LIFE_S)
         assert not (await seen(made, "gone")).start
-        with pytest.raises(PlaceError, match="`images` is not there") as refused:
+        with pytest.raises(PlaceError, match="`images`, or `container`, is not there") as refused:
             await made.create(machine_id(2), offer(), LIFE_S)
         assert (refused.value.transient, refused.value.scope) == (False, "place")
         await made.delete(ONE)
@@ -391,8 +404,14 @@ def test_doctor_tells_who_may_not_use_the_account(batch: StandIn, tmp_path: Path
         ({"ports": (50_000, 50_100)}, "none of 50000 to 55000"),
         ({"ports": (49_000, 49_010)}, "40 or more"),
         ({"user": "Root"}, "the user 'Root' cannot be made"),
-        ({"public_ip": False}, "set `jump`"),
-        ({"public_ip": False}, "mailbox"),
+        ({"public_ip": False}, "`jump` to a host"),
+        ({"public_ip": False}, 'set reach = "mailbox"'),
+        ({"public_ip": False, "reach": "mailbox"}, "needs `subnet`"),
+        ({"container": "a/b:1"}, '`container` needs reach = "mailbox"'),
+        ({"container": "a b", "reach": "mailbox"}, "'a b' is no container image"),
+        ({"container_args": "-x", "reach": "mailbox"}, "`container_args` needs `container`"),
+        ({"storage": "A-B"}, "3 to 24 small letters"),
+        ({"storage_endpoint": "http://x"}, "must begin with https://"),
         ({"public_ip": False, "jump": "me@gate"}, "needs `subnet`"),
         ({"pool": "mine", "images": ("a",)}, "the pool itself says"),
         ({"sizes": ("Standard_ND96",)}, "prices = { Standard_ND96 = 0.5 }"),

@@ -26,7 +26,7 @@ from tests.waiting import until, until_async
 LIFE_S = 3600.0
 ONE = machine_id()
 JOB = f"evalfleet-{ONE}"
-BOX = container_of(HOME, ONE)
+BOX = container_of("ml", HOME, ONE)
 
 
 @pytest.fixture

@@ -170,7 +170,7 @@ def test_mailboxes_are_containers_of_an_account(tmp_path: Path) -> None:
         async def opened() -> BlobClient:
             return blobs
 
-        boxes = BlobMailboxes(PlaceContext(tmp_path, "0a1b2c"), "Zoë@host", opened, time.time)
+        boxes = BlobMailboxes("test", PlaceContext(tmp_path, "0a1b2c"), "Zoë@host", opened, time.time)
         try:
             await life(boxes, tmp_path)
             other = await boxes.make(MachineId("run-abc123-2"), 60.0, 60.0)

@@ -112,7 +112,7 @@ def main(box: dict[str, Any], folder: Path) -> int:
         return NO_KVM
     os.mkdir(folder, 0o700)
     make_key(str(folder), box["key"])
-    threading.Thread(target=life.watch, args=(os.getpid(),), daemon=True).start()
+    threading.Thread(target=life.watch, args=(folder, box["life_s"]), daemon=True).start()
     why, code = "", 1
     try:
         code = hold(folder, life.left_s(box["life_s"]), life.post, STORE_PACE_S)
@@ -132,7 +132,7 @@ class PilotLife:
     def __init__(self, post: Post, key: str) -> None:
         self.post, self.key = post, key
         self.began = time.monotonic()
-        self.stopped = False
+        self.stopped = self.knows_allocated = False
 
     def begin(self, about: dict[str, Any]) -> bool:
         """Are we the first? Again and again while the store is away."""
@@ -157,17 +157,24 @@ class PilotLife:
         left_s = life_s - (time.monotonic() - self.began)
         try:
             had = opened(self.key, ALLOCATED, self.post.read(ALLOCATED) or b"")[0]
-            return min(left_s, max(0.0, life_s - (time.time() - float(had["at"]))))
+            left_s = min(left_s, max(0.0, life_s - (time.time() - float(had["at"]))))
+            self.knows_allocated = True
         except (OSError, ValueError, KeyError, TypeError):
-            return left_s
+            pass  # nobody has seen it yet
+        return left_s
 
-    def watch(self, pid: int) -> None:
-        """End this process, as its service would, as soon as somebody says so in the mailbox."""
+    def watch(self, folder: Path, life_s: float) -> None:
+        """End this process, as its service would, as soon as somebody says so in the mailbox; and let the
+        machine end sooner once somebody has written down when its node was had."""
         while True:
             time.sleep(STOP_S)
             with contextlib.suppress(OSError, ValueError):
+                if not self.knows_allocated:
+                    left_s = self.left_s(life_s)
+                    if self.knows_allocated:
+                        order(folder, {"op": "expire", "seconds": left_s}, ORDER_S)
                 content = self.post.read(STOP)
                 if content is not None and opened(self.key, STOP, content):
                     self.stopped = True
-                    os.kill(pid, signal.SIGTERM)
+                    os.kill(os.getpid(), signal.SIGTERM)
                     return

@@ -157,6 +157,7 @@ MEANINGS = (
         "place",
         "ask for the role `Azure Batch Data Contributor` on the account",
     ),
+    means("StorageMissing", "place", "set `storage` to one of yours"),
     means(
         "StorageLoginRefused",
         "place",

@@ -4,9 +4,10 @@ What a job is told is read by all who may look at jobs. So it is the address of 
 blob alone: the first start takes it away, with the key and the token of the mailbox in it, and from then on
 the address leads nowhere. A place of Azure's has its mailboxes by
 
-    boxes = BlobMailboxes(context, owner, opened, now)
+    boxes = BlobMailboxes("batch", context, owner, opened, now)
 
-where `opened` tells the client of the storage account, which may have to be asked for first.
+where `opened` tells the client of the storage account, which may have to be asked for first. The name of the
+service keeps apart what several have in one account.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ NODE_MAY, TAKER_MAY = "rc", "rcd"
 PREFIX = "evalfleet-"
 
 
-def container_of(home: str, machine: MachineId) -> str:
+def container_of(service: str, home: str, machine: MachineId) -> str:
     """The name of a machine's container: Azure allows 63 letters, digits and single hyphens."""
     mark = hashlib.sha256(f"{home}/{machine}".encode()).hexdigest()[:10]
     words = re.sub(r"[^a-z0-9]+", "-", f"{home[:12]}-{machine}".lower()).strip("-")
-    return f"{PREFIX}{words[:40].rstrip('-')}-{mark}"
+    return f"{PREFIX}{service}-{words[:36].rstrip('-')}-{mark}"
 
 
 class BlobMailboxes(Mailboxes):
@@ -46,12 +47,14 @@ class BlobMailboxes(Mailboxes):
 
     def __init__(
         self,
+        service: str,
         context: PlaceContext,
         owner: str,
         opened: Callable[[], Awaitable[BlobClient]],
         now: Callable[[], float],
     ) -> None:
         super().__init__(context.home)
+        self._service = service
         self._home, self._owner, self._opened, self._now = context.home_id, owner, opened, now
         self._use: MachineUse = "pool" if context.for_pool else "run"
 
@@ -61,7 +64,7 @@ class BlobMailboxes(Mailboxes):
             account = (await self._opened()).account
         if not account.key:
             return await super().key(machine)
-        box = container_of(self._home, machine)
+        box = self._container(machine)
         return hmac.new(account.key.encode(), f"evalfleet/{box}".encode(), hashlib.sha256).hexdigest()
 
     async def _open(self, machine: MachineId, seconds: float) -> Mapping[str, Any]:
@@ -74,7 +77,7 @@ class BlobMailboxes(Mailboxes):
                     transient=False,
                     scope="place",
                 )
-            container, until = container_of(self._home, machine), self._now() + seconds
+            container, until = self._container(machine), self._now() + seconds
             tags = tags_of(machine, self._home, self._owner, self._use, until, {})
             await blobs.make_container(container, tags)
             return {
@@ -87,7 +90,7 @@ class BlobMailboxes(Mailboxes):
     async def _hand_over(
         self, machine: MachineId, box: Mapping[str, Any], seconds: float
     ) -> Mapping[str, Any]:
-        container = container_of(self._home, machine)
+        container = self._container(machine)
         with as_refusal(f"the mailbox of {machine}"):
             blobs = await self._opened()
             await blobs.write(container, WAY, json.dumps(box).encode())
@@ -96,14 +99,14 @@ class BlobMailboxes(Mailboxes):
         return {"take": f"{blobs.account.url}/{container}/{WAY}?{query}", "headers": headers}
 
     def mail(self, machine: MachineId) -> Mail:
-        return BlobMail(self._opened, container_of(self._home, machine))
+        return BlobMail(self._opened, self._container(machine))
 
     async def remove(self, machine: MachineId) -> None:
-        await self._delete(container_of(self._home, machine))
+        await self._delete(self._container(machine))
 
     async def containers(self) -> Sequence[BlobContainer]:
         """Those of all homes, with their tags. Raises ArmFault."""
-        found = await (await self._opened()).containers(PREFIX)
+        found = await (await self._opened()).containers(f"{PREFIX}{self._service}-")
         return [each for each in found if MACHINE in each.tags]
 
     async def all(self) -> Sequence[KeptMailbox]:
@@ -112,6 +115,9 @@ class BlobMailboxes(Mailboxes):
 
     async def remove_kept(self, box: KeptMailbox) -> None:
         await self._delete(box.name)
+
+    def _container(self, machine: MachineId) -> str:
+        return container_of(self._service, self._home, machine)
 
     async def _delete(self, container: str) -> None:
         with as_refusal(f"mailbox {container}"):

@@ -13,7 +13,7 @@ from msgspec import structs
 from evalfleet.channels.mailboxes import BOOT, CONCEAL, MailPilot
 from evalfleet.channels.supervisor.pilot import NO_KVM
 from evalfleet.errors import PlaceError, RequestError
-from evalfleet.model import MachineId, Needs, Offer
+from evalfleet.model import Machine, MachineId, Needs, Offer
 from evalfleet.places.vm.answers import as_refusal
 from evalfleet.places.vm.place import UNSEEN
 from evalfleet.places.vm.preflight import clock_doubt
@@ -30,6 +30,7 @@ from .prices import OWN, SPOT_FAMILY, AzurePriceBook
 from .sizes import VmSize, fits, size_of
 
 WHOSE = "Azure's"
+COMING_S = 2.0
 OLD_PYTHON, NO_PYTHON = 78, 79
 """Exit codes of a pilot whose image it cannot run in."""
 NO_PYTHON_WORDS = "evalfleet: the image has no python3"
@@ -218,10 +219,14 @@ SightingT = TypeVar("SightingT")
 
 
 class ServiceLooks(Generic[SightingT]):
-    """What exists in a service, looked at once for all who ask, and no more often than its settings say."""
+    """What exists in a service, looked at once for all who ask, and no more often than its settings say.
+
+    While a machine has its node, which is billed, but not yet its pilot, looks are COMING_S apart.
+    """
 
     def __init__(self, look: Callable[[], Awaitable[SightingT]], poll_s: float) -> None:
         self._take, self._poll_s = look, poll_s
+        self._is_coming = False
         self._looked_at = -poll_s
         self._flight = SingleFlight(self._look, self._pause_s)
 
@@ -235,7 +240,12 @@ class ServiceLooks(Generic[SightingT]):
         return await self._take()
 
     def _pause_s(self) -> float:
-        return max(0.0, self._looked_at + self._poll_s - time.monotonic())
+        pause_s = min(self._poll_s, COMING_S) if self._is_coming else self._poll_s
+        return max(0.0, self._looked_at + pause_s - time.monotonic())
+
+    def note(self, machines: Iterable[Machine]) -> None:
+        """What the last look has shown."""
+        self._is_coming = any(machine.phase == "pending" for machine in machines)
 
 
 def not_longer(machine: MachineId, what: str) -> PlaceError:

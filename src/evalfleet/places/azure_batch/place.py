@@ -7,6 +7,7 @@ ends the job deletes all of it: our delete, the pilot's end, or a wall clock of 
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import NoReturn
@@ -19,6 +20,7 @@ from evalfleet.model import Machine, MachineId, Needs, Offer
 from evalfleet.places.azure.answers import ArmFault
 from evalfleet.places.azure.arm import ArmClient, ArmEndpoint
 from evalfleet.places.azure.bills import AzureBills
+from evalfleet.places.azure.mailboxes import BlobMailboxes
 from evalfleet.places.azure.names import HOME, MACHINE, tags_of
 from evalfleet.places.azure.prices import AzurePriceBook
 from evalfleet.places.azure.retail import RetailPrices
@@ -33,7 +35,7 @@ from evalfleet.places.azure.services import (
 from evalfleet.places.azure.sizes import vcpus
 from evalfleet.places.vm.answers import as_refusal
 from evalfleet.places.vm.place import UNSEEN, VmPlace, check_installed
-from evalfleet.ports import Belonging, Check, Image, Made, PlaceContext, Preflight
+from evalfleet.ports import Belonging, Channel, Check, Dialled, Fence, Image, Made, PlaceContext, Preflight
 
 from . import preflight
 from .service import (
@@ -47,9 +49,12 @@ from .service import (
     machine_of,
 )
 from .settings import AzureBatchSettings, BatchAccount, account_of
+from .storage import MailStorage
 from .template import START, JobBuild, NodeStart, job_body, job_id, mark_of, metadata, metadata_in
 
 log = logging.getLogger(__name__)
+MAILBOX = "mailbox"
+"""The address of a machine that nothing can connect to."""
 NO_WAY_IN = "the node has no inbound NAT for port 22; give the pool one, or leave `pool` out"
 
 
@@ -72,7 +77,13 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
         self._arm = ArmClient(endpoint, context.environ)
         self._batch = BatchClient(self._arm)
         self._prefix = settings.name.partition("{machine}")[0].lower()
-        self._inventory = AccountInventory(self._batch, self._prefix, context.home_id)
+        self._storage = MailStorage(settings, account, context.environ, self._arm)
+        self._boxes: BlobMailboxes | None = None
+        """Where machines are reached by those."""
+        if settings.reach == "mailbox":
+            opened = self._storage.blobs
+            self._boxes = BlobMailboxes("batch", context, account.owner, opened, self._arm.now)
+        self._inventory = AccountInventory(self._batch, self._boxes, self._prefix, context.home_id)
         self._looks = ServiceLooks(self._look, settings.poll_s)
         self._meetings: dict[MachineId, asyncio.Task[None]] = {}
         self._troubles: dict[MachineId, str] = {}
@@ -121,6 +132,8 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
         """Write down with the job that it has started: of all that look, the first one's word counts."""
         start = seen.first_start
         assert start is not None
+        if self._boxes is not None:
+            await self._boxes.mark_allocated(seen.machine, start.allocated)
         await self._write(seen, start)
         return structs.replace(seen, start=start)
 
@@ -135,6 +148,8 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
     def _attend(self, seen: Sighting) -> None:
         """Meet the pilot, if it runs and nobody has yet; one that is met is let in by its key."""
         start = seen.start
+        if start is not None and start.address == MAILBOX:
+            return
         if start is not None and start.key and seen.state == "active":
             if not self._keys.has_host(seen.machine):
                 self._keys.pin(seen.machine, start.key)
@@ -144,7 +159,23 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
             return
         under_way = self._meetings.get(seen.machine)
         if under_way is None or under_way.done():
-            self._meetings[seen.machine] = asyncio.create_task(self._meet(seen, start))
+            meeting = self._meet(seen, start) if self._boxes is None else self._meet_by_mail(seen, start)
+            self._meetings[seen.machine] = asyncio.create_task(meeting)
+
+    async def _meet_by_mail(self, seen: Sighting, start: NodeStart) -> None:
+        """Has the pilot written that it is there? It is written down with the job, too: so nobody looks
+        there again."""
+        assert self._boxes is not None
+        trouble = ""
+        try:
+            if (await self._boxes.marks(seen.machine)).start is None:
+                trouble = "the pilot has not come to its mailbox yet"
+                return
+            await self._write(seen, structs.replace(start, address=MAILBOX))
+        except (PlaceError, ArmFault) as err:
+            trouble = str(err)
+        finally:
+            self._troubles[seen.machine] = trouble
 
     async def _meet(self, seen: Sighting, start: NodeStart) -> None:
         """Come in for the first time: by the host key that the pilot has told Batch, as nobody else could."""
@@ -171,6 +202,7 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
         found = await self._looks.fresh()
         now = self._arm.now()
         shown = [machine_of(each, now) for name, each in sorted(found.items()) if name.startswith(f"{pool}-")]
+        self._looks.note(shown)
         for machine in shown:
             if machine.detail.endswith(UNPULLABLE):
                 self._unpullable = machine.detail
@@ -206,8 +238,14 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
     async def _submit(self, machine: MachineId, offer: Offer, expires_s: float) -> None:
         until = job_ends_at(self._arm.now(), self._settings.queue_s, expires_s)
         tags = tags_of(machine, self._home, self._owner, self._use, until, {})
-        key = self._keys.login().public
-        build = JobBuild(machine, offer.size, offer.spot, self._kvm, key, expires_s, tags)
+        pilot = None
+        if self._boxes is not None:
+            if await self._is_there(machine):
+                return  # its orders are not written again: they would be taken for a second start's
+            wait_s = until - self._arm.now() - expires_s
+            pilot = await self._boxes.make(machine, expires_s, wait_s, kvm=self._kvm)
+        key = self._keys.login().public if pilot is None else ""
+        build = JobBuild(machine, offer.size, offer.spot, self._kvm, key, expires_s, tags, pilot)
         try:
             await self._batch.add_job(job_body(self._settings, build))
         except ArmFault as fault:
@@ -215,17 +253,21 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
                 raise MachineUnavailable(machine, "it is being deleted") from fault
             if not fault.has("JobExists"):
                 raise fault.refusal(f"{offer.size} in {offer.region}") from fault
-            await self._check_ours(machine)
+            await self._is_there(machine)
 
-    async def _check_ours(self, machine: MachineId) -> None:
+    async def _is_there(self, machine: MachineId) -> bool:
+        """Has an earlier call submitted the job? Raises PlaceError if it is not ours."""
         id = job_id(machine, self._settings.name)
         with as_refusal(f"job {id}"):
-            job = await self._batch.job(id) or {}
+            job = await self._batch.job(id)
+        if job is None:
+            return False
         if metadata_in(job).get(HOME, self._home) != self._home:
             why = f"the account has a job {id} that is not this home's; set another `name`"
             raise PlaceError(why, transient=False, scope="place")
         if str(job.get("state")).lower() == "deleting":
             raise MachineUnavailable(machine, "it is being deleted")
+        return True
 
     async def extend(self, machine: MachineId, expires_s: float) -> None:
         raise not_longer(machine, "Batch")
@@ -240,6 +282,8 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
             with as_refusal(self._named(machine)):
                 await self._batch.delete(f"jobs/{job_id(machine, self._settings.name)}")
                 await self._delete_pools(await self._batch.pools(), machine, self._home)
+            if self._boxes is not None:
+                await self._boxes.remove(machine)
         self._keys.drop(machine)
         self._troubles.pop(machine, None)
 
@@ -269,7 +313,28 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
             meeting.cancel()
         await asyncio.gather(*self._meetings.values(), return_exceptions=True)
         await self._access.close()
+        await self._storage.close()
         await self._arm.close()
+
+    # -- reaching them, where SSH does not ---------------------------------------------------------
+
+    def channel(self, machine: Machine, fence: Fence) -> Channel:
+        if self._boxes is None:
+            return super().channel(machine, fence)
+        on_load = functools.partial(self._samples.keep, machine.id)
+        return self._boxes.channel(machine.id, fence, self._secrets, on_load)
+
+    def shell(self, machine: Machine, command: Sequence[str]) -> Sequence[str]:
+        self._check_ssh(machine)
+        return super().shell(machine, command)
+
+    async def dial(self, machine: Machine, port: int) -> Dialled:
+        self._check_ssh(machine)
+        return await super().dial(machine, port)
+
+    def _check_ssh(self, machine: Machine) -> None:
+        if self._boxes is not None:
+            raise RequestError(f"{machine.id} is reached by its mailbox alone: nothing can connect to it")
 
     # -- before, and after -------------------------------------------------------------------------
 
@@ -280,22 +345,28 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
         return await knock(self._arm, self._name, lambda: self._batch.jobs(self._prefix))
 
     async def examine(self, needs: Needs, workers: int = 1) -> Sequence[Check]:
-        checks = preflight.BatchChecks(self._arm, self._environ, self._settings, self._account)
+        blobs = self._storage.blobs
+        checks = preflight.BatchChecks(self._arm, blobs, self._environ, self._settings, self._account)
         return await checks.all(await self.offers(needs), needs, workers)
 
     async def belongings(self) -> Sequence[Belonging]:
         """What is evalfleet's in the account, of all homes: jobs, and pools that their jobs have left."""
         with as_refusal(UNSEEN):
             jobs, pools = await asyncio.gather(self._batch.jobs(self._prefix), self._batch.pools())
+            boxes = () if self._boxes is None else await self._boxes.containers()
         shown = (("job", jobs), ("pool", pools))
-        parts = ((what, str(each.get("id")), metadata_in(each)) for what, all in shown for each in all)
+        parts = [(what, str(each.get("id")), metadata_in(each)) for what, all in shown for each in all]
+        parts += [("mailbox", box.name, dict(box.tags)) for box in boxes]
         return belongings_of(parts, f"{self._account.name} in {self._account.region}")
 
     async def reap(self, belonging: Belonging) -> None:
         with as_refusal(belonging.machine):
             for part in belonging.parts:
                 what, _, id = part.partition(" ")
-                await self._batch.delete(f"{what}s/{id}")
+                if what == "mailbox":
+                    await (await self._storage.blobs()).delete_container(id)
+                else:
+                    await self._batch.delete(f"{what}s/{id}")
 
     # -- images, which nodes do not become -----------------------------------------------------------
 

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
+from evalfleet.channels.mailboxes import MAIL_SILENT_S
 from evalfleet.model import MachineId, Needs, Offer
 from evalfleet.places.azure.answers import ArmFault
-from evalfleet.places.azure.arm import ArmClient, ArmEndpoint
+from evalfleet.places.azure.arm import ArmClient
+from evalfleet.places.azure.blobs import BlobClient
 from evalfleet.places.azure.prices import AzurePriceBook
-from evalfleet.places.azure.services import WHOSE, looked, node_offers, offer_checks
+from evalfleet.places.azure.services import WHOSE, looked, node_offers, offer_checks, storage_checks
 from evalfleet.places.azure.sizes import VmSize, vcpus
 from evalfleet.places.vm.answers import Json, rows, table
 from evalfleet.places.vm.preflight import clock_checks, machine_words, workers_checks
 from evalfleet.ports import Check, Made
 
 from .service import VERSION
-from .settings import AzureBatchSettings, BatchAccount
+from .settings import CONTAINER_IMAGE, AzureBatchSettings, BatchAccount, image_of
+from .storage import managed_account
 from .template import END_S, job_id
 
-ACCOUNTS = "2025-06-01"
+LOST_S = 600.0
+"""A machine that is reached by a mailbox may be silent for so long, while others are heard."""
 SWEEP_S = 300.0
 """For so long after a machine's end its node may be billed: Batch deletes it by itself, in its own time."""
 QUOTAS = "the account's page Quotas in the portal"
@@ -30,6 +34,8 @@ QUOTAS = "the account's page Quotas in the portal"
 def offers_of(
     place: str, settings: AzureBatchSettings, region: str, book: AzurePriceBook, needs: Needs
 ) -> Sequence[Offer]:
+    by_mail = settings.reach == "mailbox"
+
     def made(size: VmSize) -> Offer:
         return Offer(
             place,
@@ -37,8 +43,8 @@ def offers_of(
             capacity=settings.max_vcpus // size.cpus if settings.max_vcpus else None,
             teardown_s=max(END_S, settings.teardown_s),
             sweep_s=SWEEP_S,
-            silent_s=20.0,
-            lost_s=max(20.0, settings.lost_s),
+            silent_s=MAIL_SILENT_S if by_mail else 20.0,
+            lost_s=max(LOST_S if by_mail else 20.0, settings.lost_s),
             cpus=size.cpus,
             memory_gb=size.memory_gb or 0.0,
         )
@@ -69,11 +75,12 @@ class BatchChecks:
     def __init__(
         self,
         batch: ArmClient,
+        blobs: Callable[[], Awaitable[BlobClient]],
         environ: Mapping[str, str],
         settings: AzureBatchSettings,
         account: BatchAccount,
     ) -> None:
-        self._batch, self._environ = batch, environ
+        self._batch, self._blobs, self._environ = batch, blobs, environ
         self._settings, self._account = settings, account
 
     async def all(self, offers: Sequence[Offer], needs: Needs, workers: int) -> Sequence[Check]:
@@ -91,29 +98,39 @@ class BatchChecks:
         billed = "a node is billed from its start, also while it boots"
         checks += offer_checks(offers, needs, self._account.region, billed)
         checks += await looked("image", self._image, must=False)
-        if self._settings.pool:
+        settings = self._settings
+        if settings.pool:
             checks += await looked("pool", self._own_pool, must=False)
         checks += self._network()
+        if settings.reach == "mailbox":
+            checks += await looked("storage", self._mail_storage, must=True)
         quota = await looked("quota", lambda: self._managed(offers, workers, len(jobs)), must=False)
         return [*checks, *quota]
 
     async def _image(self) -> list[Check]:
         settings = self._settings
-        if settings.image.startswith("/") or settings.pool:
+        image = image_of(settings)
+        if image.startswith("/") or settings.pool:
             return [Check("image", "good", "of a gallery or of your pool: Batch does not list it")]
         agents: dict[str, str] = {}
+        with_containers: set[str] = set()
         for each in await self._batch.all("/supportedimages", VERSION):
             shown = table(each.get("imageReference"))
             name = ":".join(str(shown.get(part)) for part in ("publisher", "offer", "sku"))
             agents[name.lower()] = str(each.get("nodeAgentSKUId"))
-        wanted = settings.image.rpartition(":")[0].lower()
+            if "DockerCompatible" in (each.get("capabilities") or []):
+                with_containers.add(name.lower())
+        wanted = image.rpartition(":")[0].lower()
         remedy = "`az batch pool supported-images list` shows those that it has"
         if wanted not in agents:
-            return [Check("image", "bad", f"Batch does not have {settings.image}", remedy)]
+            return [Check("image", "bad", f"Batch does not have {image}", remedy)]
         if agents[wanted] != settings.node_agent:
-            told = f"Batch's agent for {settings.image} is {agents[wanted]!r}, not {settings.node_agent!r}"
+            told = f"Batch's agent for {image} is {agents[wanted]!r}, not {settings.node_agent!r}"
             return [Check("image", "bad", told, f"set node_agent = {agents[wanted]!r}")]
-        return [Check("image", "good", f"{settings.image} with {settings.node_agent}")]
+        if settings.container and wanted not in with_containers:
+            told = f"Batch does not say that nodes of {image} run containers"
+            return [Check("image", "warn", told, f'image = "{CONTAINER_IMAGE}" does')]
+        return [Check("image", "good", f"{image} with {settings.node_agent}")]
 
     async def _own_pool(self) -> list[Check]:
         settings = self._settings
@@ -131,15 +148,22 @@ class BatchChecks:
                 )
             ]
         machine = table(pool.get("virtualMachineConfiguration"))
-        if machine.get("containerConfiguration"):
+        if machine.get("containerConfiguration") and not settings.container:
             told = "it has containerConfiguration, and so takes container tasks only"
-            return [Check("pool", "bad", told, "use a pool without it; `images` are pulled by a start task")]
+            remedy = 'set `container` to an image with Python, and reach = "mailbox"'
+            return [Check("pool", "bad", told, remedy)]
+        if settings.container and not machine.get("containerConfiguration"):
+            told = "it has no containerConfiguration, and so takes no containers"
+            return [Check("pool", "bad", told, "leave `container` out, or use a pool that has one")]
         ends = table(table(pool.get("networkConfiguration")).get("endpointConfiguration"))
-        if settings.public_ip and not any(
-            nat.get("backendPort") == 22 for nat in rows(ends.get("inboundNATPools"))
+        if (
+            settings.reach == "ssh"
+            and settings.public_ip
+            and not any(nat.get("backendPort") == 22 for nat in rows(ends.get("inboundNATPools")))
         ):
             told = "no inbound NAT pool leads to port 22 of its nodes"
-            return [Check("pool", "bad", told, "make it with one, or set public_ip = false and `jump`")]
+            remedy = 'make it with one, or set reach = "mailbox", or public_ip = false and `jump`'
+            return [Check("pool", "bad", told, remedy)]
         if not pool.get("enableAutoScale"):
             told = "it does not scale by itself: its nodes cost money also when nothing runs there"
             return [
@@ -147,8 +171,14 @@ class BatchChecks:
             ]
         return [Check("pool", "good", f"{settings.pool}: {size}, scales by itself")]
 
+    async def _mail_storage(self) -> list[Check]:
+        return await storage_checks(await self._blobs())
+
     def _network(self) -> list[Check]:
         settings = self._settings
+        if settings.reach == "mailbox":
+            told = "nodes are reached by a mailbox in a storage account; no port is open"
+            return [Check("network", "good", told)]
         if not settings.public_ip:
             return [
                 Check("network", "good", f"nodes have no public address; they are reached by {settings.jump}")
@@ -167,22 +197,16 @@ class BatchChecks:
             return [
                 Check("quota", "warn", "no subscription is known", "set `subscription`, or run `az login`")
             ]
-        endpoint = ArmEndpoint(account.subscription, self._settings.management, ca=account.ca)
-        arm = ArmClient(endpoint, self._environ)
-        try:
-            shown = await arm.all(f"{arm.root}/providers/Microsoft.Batch/batchAccounts", ACCOUNTS)
-        finally:
-            await arm.close()
-        found = [each for each in shown if str(each.get("name")).lower() == account.name]
-        if not found:
+        shown = await managed_account(self._settings, account, self._environ)
+        if shown is None:
             told = f"{account.name} is not in the subscription {account.subscription}"
             return [Check("quota", "warn", told, "set `subscription` to its own")]
-        if str(found[0].get("location")).lower() != account.region:
-            told = f"{account.name} is in {found[0].get('location')}, not in {account.region}"
-            return [
-                Check("region", "bad", told, f'set account = "{account.name}.{found[0].get("location")}"')
-            ]
-        return _quota_checks(table(found[0].get("properties")), offers, workers, active)
+        region = str(shown.get("location"))
+        if region.lower() != account.region:
+            told = f"{account.name} is in {region}, not in {account.region}"
+            return [Check("region", "bad", told, f'set account = "{account.name}.{region}"')]
+        checks = _quota_checks(table(shown.get("properties")), offers, workers, active)
+        return [check for check in checks if check.name != "storage" or self._settings.reach == "ssh"]
 
 
 def _quota_checks(has: Json, offers: Sequence[Offer], workers: int, active: int) -> list[Check]:

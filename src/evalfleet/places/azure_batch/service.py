@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 import msgspec
@@ -12,6 +13,8 @@ from msgspec import Struct, structs
 from evalfleet.model import Machine, MachineId
 from evalfleet.places.azure.answers import ArmFault
 from evalfleet.places.azure.arm import ArmClient
+from evalfleet.places.azure.blobs import BlobContainer
+from evalfleet.places.azure.mailboxes import BlobMailboxes
 from evalfleet.places.azure.names import HOME, MACHINE
 from evalfleet.places.azure.services import REFUSALS
 from evalfleet.places.vm.answers import Json, rows, table
@@ -20,6 +23,7 @@ from .pilot import RESTARTED
 from .template import (
     BOOT_S,
     END_S,
+    FOR_GOOD,
     HOST_KEY,
     LIFE,
     NO_IMAGE,
@@ -38,9 +42,7 @@ COMING = ("creating", "starting", "waitingforstarttask", "idle", "running", "upg
 """States of a node that is had, and billed, and of use now or soon."""
 LOST = ("preempted", "rebooting", "leavingpool", "offline", "deallocating", "deallocated")
 """States of a node on which nothing of ours goes on."""
-UNPULLABLE = (
-    "an image of `images` is not there, or its registry lets nobody read it: see stderr of the start task"
-)
+UNPULLABLE = "an image of `images`, or `container`, is not there, or its registry lets nobody read it"
 REMEDIES = {
     "accountcorequotareached": "ask for more dedicated cores: the account's page Quotas in the portal",
     "accountlowprioritycorequotareached": "ask for more spot cores: the account's page Quotas in the portal",
@@ -60,6 +62,8 @@ class Sighting(Struct, frozen=True):
     task: Json = {}
     start: NodeStart | None = None
     """What is known of its first start."""
+    has_box: bool = False
+    """Is there a mailbox of its own?"""
 
     @property
     def state(self) -> str:
@@ -167,13 +171,14 @@ class BatchClient:
 class AccountInventory:
     """What exists of one home in an account. Three lists show it; more is asked of machines that change."""
 
-    def __init__(self, client: BatchClient, prefix: str, home: str) -> None:
-        self._client, self._prefix, self._home = client, prefix, home
+    def __init__(self, client: BatchClient, boxes: BlobMailboxes | None, prefix: str, home: str) -> None:
+        """`boxes`: where machines are reached by those."""
+        self._client, self._boxes, self._prefix, self._home = client, boxes, prefix, home
 
     async def look(self) -> Mapping[MachineId, Sighting]:
         client = self._client
-        jobs, pools, running = await asyncio.gather(
-            client.jobs(self._prefix), client.pools(), client.running()
+        jobs, pools, running, boxes = await asyncio.gather(
+            client.jobs(self._prefix), client.pools(), client.running(), self._all_boxes()
         )
         found: dict[MachineId, Sighting] = {}
         by_id = {str(pool.get("id")): pool for pool in pools}
@@ -187,8 +192,15 @@ class AccountInventory:
             tags = metadata_in(pool)
             if tags.get(HOME) == self._home and MACHINE in tags:
                 found.setdefault(MachineId(tags[MACHINE]), Sighting(MachineId(tags[MACHINE]), {}, pool))
+        for box in boxes:  # it is made before the job, and removed after it
+            if box.tags.get(HOME) == self._home:
+                machine = MachineId(box.tags[MACHINE])
+                found[machine] = structs.replace(found.get(machine) or Sighting(machine, {}), has_box=True)
         closer = await asyncio.gather(*(self._closer(each, running) for each in found.values()))
         return {each.machine: each for each in closer}
+
+    async def _all_boxes(self) -> Sequence[BlobContainer]:
+        return () if self._boxes is None else await self._boxes.containers()
 
     async def _closer(self, seen: Sighting, running: Mapping[str, int]) -> Sighting:
         """Ask for its node and its task, unless it is up and its one node still runs the one task."""
@@ -224,6 +236,8 @@ def _start_in(mark: str) -> NodeStart | None:
 
 def machine_of(seen: Sighting, now: float) -> Machine:
     """The machine as `list` shows it. `now` is by Azure's clock."""
+    if seen.has_box and not seen.job and not seen.pool:
+        return Machine(seen.machine, "queued", ran_s=0.0, detail="being submitted, or deleted")
     if seen.state != "active":
         return _ended(seen, now)
     start = seen.first_start
@@ -242,11 +256,23 @@ def machine_of(seen: Sighting, now: float) -> Machine:
         return _start_failed(seen, shown)
     if state not in COMING:
         told = "; ".join(_words(each) for each in rows(seen.node.get("errors")))
-        return structs.replace(shown, phase="gone", detail=f"Batch: the node is {state}. {told}".strip())
+        return _without_image(
+            structs.replace(shown, phase="gone", detail=f"Batch: the node is {state}. {told}")
+        )
     if state == "running" and start.address:
         return structs.replace(shown, phase="up")
     pulls = state == "waitingforstarttask" and "docker pull" in str(seen.pool.get("startTask"))
+    machine = table(seen.pool.get("virtualMachineConfiguration"))
+    pulls = pulls or (state == "starting" and "containerConfiguration" in machine)
     return structs.replace(shown, step="pull" if pulls else "", detail=f"Batch: the node is {state}")
+
+
+def _without_image(shown: Machine) -> Machine:
+    """One whose container could not be had is given up with its place, if its registry says so for good."""
+    if re.search(FOR_GOOD, shown.detail, re.IGNORECASE):
+        told = f"{shown.detail.rstrip('. ')}; {UNPULLABLE}"
+        return structs.replace(shown, start="", detail=told)
+    return structs.replace(shown, detail=shown.detail.strip())
 
 
 def _start_failed(seen: Sighting, shown: Machine) -> Machine:
@@ -286,6 +312,9 @@ def _ended(seen: Sighting, now: float) -> Machine:
     taken_back = code == RESTARTED or (start is not None and seen.requeued > 0)
     reason = str(table(seen.job.get("executionInfo")).get("terminateReason") or seen.state)
     detail = f"Batch: {reason}" + (f", exit code {code}" if code else "")
+    wrong = table(info.get("failureInfo"))
+    if wrong and code is None and not seen.requeued:  # nothing of ours has run
+        detail += f": {_words(wrong)}"
     if code in REFUSALS:
         return Machine(seen.machine, "gone", ran_s=ran_s, detail=REFUSALS[code])
     shown = Machine(seen.machine, "evicted" if taken_back else "gone", ran_s=ran_s, detail=detail)
@@ -294,7 +323,8 @@ def _ended(seen: Sighting, now: float) -> Machine:
         start = NodeStart(f"{node}.{seen.requeued}", node, begun)
     if start is None:
         return shown
-    return structs.replace(shown, address=start.address, node=start.node, start=start.start)
+    shown = structs.replace(shown, address=start.address, node=start.node, start=start.start)
+    return _without_image(shown) if wrong and code is None else shown
 
 
 def _words(error: Json) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
@@ -21,10 +21,13 @@ from evalfleet.places.vm.settings import (
 from evalfleet.ports import PlaceContext
 
 IMAGE = "canonical:ubuntu-24_04-lts:server:latest"
+CONTAINER_IMAGE = "microsoft-dsvm:ubuntu-hpc:2404:latest"
+"""Of nodes that run containers: one that Batch says to be able to."""
 SIZES = ("Standard_D4s_v5", "Standard_D4ds_v5", "Standard_D4s_v3")
 _ACCOUNT = re.compile(r"[a-z0-9]{3,24}\.[a-z][a-z0-9]*")
 _IMAGE_ID = re.compile(r"/subscriptions/[^/]+/resourceGroups/.+/images/.+", re.IGNORECASE)
 _REFERENCE = re.compile(r"[\w.-]+(:\d+)?(/[\w.-]+)*(:[\w.-]+)?(@sha256:[0-9a-f]{64})?")
+_STORAGE = re.compile(r"[a-z0-9]{3,24}")
 RESERVED_PORTS = range(50_000, 55_001)
 LEAST_PORTS = 40
 
@@ -58,6 +61,27 @@ class AzureBatchSettings(VmSettings, frozen=True, forbid_unknown_fields=True):
             description="a pool of yours, which is neither resized nor deleted; else each machine has its own"
         ),
     ] = ""
+    reach: Annotated[
+        Literal["ssh", "mailbox"],
+        Meta(
+            description="mailbox: nothing connects to nodes and no port is open; they ask for their work in "
+            "a storage account"
+        ),
+    ] = "ssh"
+    storage: Annotated[
+        str, Meta(description="name of the storage account of mailboxes; else the Batch account's own")
+    ] = ""
+    storage_endpoint: Annotated[str, Meta(description="of its blobs, if it is not the public one")] = ""
+    container: Annotated[
+        str,
+        Meta(
+            description="image of a container that machines are, with Python 3.8 or later; nodes pull it and "
+            '`images` before they are used; needs reach = "mailbox"'
+        ),
+    ] = ""
+    container_args: Annotated[
+        str, Meta(description="more of `docker run` for it; --device=/dev/kvm comes by itself if needed")
+    ] = ""
     subnet: Annotated[str, Meta(description="id of a subnet of yours for the nodes")] = ""
     ports: Annotated[
         tuple[int, int],
@@ -74,7 +98,9 @@ class AzureBatchSettings(VmSettings, frozen=True, forbid_unknown_fields=True):
         Annotated[float, Meta(ge=0)] | None,
         Meta(description="a job that waits for longer is told by the alert `queue_longer_than_planned`"),
     ] = None
-    poll_s: Annotated[float, Meta(gt=0, description="Batch is asked no more often than this")] = 5.0
+    poll_s: Annotated[
+        float, Meta(gt=0, description="Batch is asked no more often than this, or 2 s while a node starts")
+    ] = 5.0
     scope: Annotated[str, Meta(description="of the token; else that of the public cloud")] = ""
     management: Annotated[
         str, Meta(description="Azure's Resource Manager, for `doctor`, if it is not the public one")
@@ -129,7 +155,8 @@ def _endpoint(name: str, settings: AzureBatchSettings, environ: Mapping[str, str
 
 
 def _problems(settings: AzureBatchSettings) -> list[str]:
-    found = [] if settings.pool else problems_of(settings, "A-Za-z0-9_-")
+    by_ssh = settings.reach == "ssh"
+    found = [] if settings.pool else problems_of(settings, "A-Za-z0-9_-", by_ssh=by_ssh)
     if not settings.sizes:
         found.append("`sizes` must not be empty")
     if not is_user_name(settings.user) or settings.user in RESERVED_USERS:
@@ -151,11 +178,12 @@ def _problems(settings: AzureBatchSettings) -> list[str]:
         for each in settings.images
         if not _REFERENCE.fullmatch(each)
     ]
-    if not settings.public_ip and not settings.jump:
+    if not settings.public_ip and not settings.jump and by_ssh:
         found.append(
-            "nodes without public addresses cannot be reached from here: set `jump` to a host that reaches "
-            "them, or public_ip = true (a mailbox, by which nodes ask for their work, this place has not)"
+            'nodes without public addresses cannot be reached from here: set reach = "mailbox", by which '
+            "they ask for their work in a storage account, or `jump` to a host that reaches them"
         )
+    found += _mailbox_problems(settings)
     if not settings.public_ip and not settings.subnet and not settings.pool:
         found.append("public_ip = false needs `subnet`: Batch makes such nodes in a network of yours only")
     if settings.pool and (settings.images or settings.start_command or settings.subnet):
@@ -163,3 +191,23 @@ def _problems(settings: AzureBatchSettings) -> list[str]:
             "with `pool`, the pool itself says what its nodes are: leave out images, start_command, subnet"
         )
     return found
+
+
+def _mailbox_problems(settings: AzureBatchSettings) -> list[str]:
+    found: list[str] = []
+    if settings.container and settings.reach != "mailbox":
+        found.append('`container` needs reach = "mailbox": nothing connects to a container of Batch')
+    if settings.container and not _REFERENCE.fullmatch(settings.container):
+        found.append(f"container: {settings.container!r} is no container image")
+    if settings.container_args and not settings.container:
+        found.append("`container_args` needs `container`")
+    if settings.storage and not _STORAGE.fullmatch(settings.storage):
+        found.append(f"storage: {settings.storage!r} must be 3 to 24 small letters and digits")
+    if settings.storage_endpoint and not settings.storage_endpoint.startswith("https://"):
+        found.append("`storage_endpoint` must begin with https://: tokens are not sent in the clear")
+    return found
+
+
+def image_of(settings: AzureBatchSettings) -> str:
+    """Of nodes: containers need another one than we take by ourselves."""
+    return CONTAINER_IMAGE if settings.container and settings.image == IMAGE else settings.image

@@ -9,12 +9,13 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from evalfleet.channels.mailboxes import MailPilot
 from evalfleet.model import MachineId
 from evalfleet.places.azure.names import plain
-from evalfleet.places.azure.services import pilot_script
+from evalfleet.places.azure.services import mail_pilot_environ, mail_pilot_script, pilot_script
 from evalfleet.places.vm.answers import Json, rows
 
-from .settings import AzureBatchSettings
+from .settings import AzureBatchSettings, image_of
 
 PILOT = Path(__file__).with_name("pilot.py")
 TASK = "pilot"
@@ -30,6 +31,7 @@ BOOT_S = 900.0
 NO_IMAGE, NO_PULL = 80, 81
 """Exit codes of a start task whose image is not there, or cannot be had for now."""
 FIRST_PRIORITY = 150
+KVM = "--device=/dev/kvm"
 FOR_GOOD = "manifest unknown|manifest .*not found|denied|unauthorized|invalid reference"
 """What a registry says of an image that will not be there the next time, either."""
 PULL = f"""\
@@ -81,6 +83,8 @@ class JobBuild(Struct, frozen=True):
     """Our public key."""
     life_s: float
     tags: Mapping[str, str]
+    pilot: MailPilot | None = None
+    """What it runs, if it is reached by a mailbox; else a pilot that lets us in."""
 
 
 def job_body(settings: AzureBatchSettings, build: JobBuild) -> Json:
@@ -107,7 +111,11 @@ def metadata_in(shown: Json) -> dict[str, str]:
 
 
 def _pilot(settings: AzureBatchSettings, build: JobBuild) -> Json:
-    script = pilot_script('python3 -I -c "$EVALFLEET_PILOT"')
+    if build.pilot is not None:
+        return {
+            **_task(build, mail_pilot_script(), mail_pilot_environ(build.pilot)),
+            **_container(settings, build),
+        }
     environ = {
         "EVALFLEET_PILOT": PILOT.read_text("utf-8"),
         "EVALFLEET_USER": settings.user,
@@ -115,6 +123,18 @@ def _pilot(settings: AzureBatchSettings, build: JobBuild) -> Json:
         "EVALFLEET_KVM": "1" if build.kvm else "",
         "EVALFLEET_LIFE_S": f"{build.life_s:.3f}",
     }
+    return _task(build, pilot_script('python3 -I -c "$EVALFLEET_PILOT"'), environ)
+
+
+def _container(settings: AzureBatchSettings, build: JobBuild) -> Json:
+    """In a pool with containerConfiguration every task must be a container, and so must the pilot."""
+    if not settings.container:
+        return {}
+    args = " ".join(filter(None, (KVM if build.kvm else "", settings.container_args)))
+    return {"containerSettings": {"imageName": settings.container, "containerRunOptions": args}}
+
+
+def _task(build: JobBuild, script: str, environ: Mapping[str, str]) -> Json:
     return {
         "id": TASK,
         "commandLine": shlex.join(("/bin/sh", "-c", script)),
@@ -134,18 +154,22 @@ def _root() -> Json:
 def _pool(settings: AzureBatchSettings, build: JobBuild) -> Json:
     target = "targetLowPriorityNodes" if build.spot else "targetDedicatedNodes"
     machine: Json = {
-        "imageReference": _image(settings.image),
+        "imageReference": _image(image_of(settings)),
         "nodeAgentSKUId": settings.node_agent,
         "osDisk": {"diskSizeGB": settings.disk_gb},
     }
+    if settings.container:  # nodes pull all of these before they take a task
+        names = list(dict.fromkeys((settings.container, *settings.images)))
+        machine["containerConfiguration"] = {"type": "dockerCompatible", "containerImageNames": names}
     pool: Json = {
         "vmSize": build.size,
         "virtualMachineConfiguration": machine,
         "taskSlotsPerNode": 1,
         target: 1,
-        "networkConfiguration": _network(settings),
         "metadata": metadata(build.tags),
     }
+    if network := _network(settings):
+        pool["networkConfiguration"] = network
     if start := _start_script(settings):
         line = shlex.join(("/bin/sh", "-c", start))
         pool["startTask"] = {
@@ -168,6 +192,8 @@ def _network(settings: AzureBatchSettings) -> Json:
     network: Json = {"subnetId": settings.subnet} if settings.subnet else {}
     if not settings.public_ip:
         return {**network, "publicIPAddressConfiguration": {"provision": "nopublicipaddresses"}}
+    if settings.reach == "mailbox":
+        return network
     sources = ["0.0.0.0/0" if each == "*" else each for each in settings.ssh_from]
     rules = [
         {"priority": FIRST_PRIORITY + n, "access": "allow", "sourceAddressPrefix": source}
@@ -187,8 +213,9 @@ def _network(settings: AzureBatchSettings) -> Json:
 
 def _start_script(settings: AzureBatchSettings) -> str:
     """Container images are pulled by the start task: in a pool with containerConfiguration, which could
-    prefetch them, every task must be a container."""
-    pulls = "".join(f"pull {shlex.quote(image)}\n" for image in settings.images)
+    prefetch them, every task must be a container. Where the pilot is one, the pool does so."""
+    images = () if settings.container else settings.images
+    pulls = "".join(f"pull {shlex.quote(image)}\n" for image in images)
     return (PULL + pulls if pulls else "") + settings.start_command
 
 

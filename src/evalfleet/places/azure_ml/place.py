@@ -130,7 +130,7 @@ class AzureMlPlace(Preflight):
         storage = ArmEndpoint("", settings.endpoint, STORAGE_SCOPE, account.ca)
         login = ArmClient(storage, context.environ)
         self._workspace = MlWorkspace(self._client, login, settings, account)
-        self._boxes = BlobMailboxes(context, account.owner, self._workspace.blobs, self._arm.now)
+        self._boxes = BlobMailboxes("ml", context, account.owner, self._workspace.blobs, self._arm.now)
         self._use: MachineUse = "pool" if context.for_pool else "run"
         self._home = context.home_id
         self._samples = Samples(context.home)
@@ -189,6 +189,7 @@ class AzureMlPlace(Preflight):
                 if machine.detail in REFUSALS.values() and seen.job is not None:
                     self._refused[seen.job.cluster] = machine.detail
                 machines.append(machine)
+        self._looks.note(machines)
         return tuple(machines)
 
     # -- making and ending -------------------------------------------------------------------------

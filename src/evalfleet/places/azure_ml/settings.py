@@ -82,7 +82,13 @@ class AzureMlSettings(Struct, frozen=True, forbid_unknown_fields=True):
     lost_s: Annotated[float, Meta(ge=60, description="a machine that is silent for longer is given up")] = (
         600.0
     )
-    poll_s: Annotated[float, Meta(gt=0, description="the workspace is asked no more often than this")] = 5.0
+    poll_s: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="the workspace is asked no more often than this, or 2 s while a container starts",
+        ),
+    ] = 5.0
     settle_s: Annotated[
         float, Meta(ge=0, description="a machine is gone when two listings so far apart do not show it")
     ] = 60.0

@@ -75,10 +75,10 @@ class VmAccount(Struct, frozen=True, kw_only=True):
     """An absolute path, or empty."""
 
 
-def problems_of(settings: VmSettings, named: str) -> list[str]:
+def problems_of(settings: VmSettings, named: str, *, by_ssh: bool = True) -> list[str]:
     """What is wrong with what all clouds have in common. `named`: the characters of a machine's name."""
     found: list[str] = []
-    if settings.public_ip and not settings.ssh_from:
+    if by_ssh and settings.public_ip and not settings.ssh_from:
         found.append(
             '`ssh_from` is not set: say which addresses may connect, such as ssh_from = ["203.0.113.7/32"] '
             "(`curl https://api.ipify.org` prints yours)"

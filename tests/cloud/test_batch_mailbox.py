@@ -1,0 +1,255 @@
+"""Machines of Azure Batch that nothing can connect to: pilots, mailboxes and storage are real."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from evalfleet.errors import PlaceError
+from evalfleet.model import Machine, Needs
+from evalfleet.places.azure_batch import AzureBatchPlace
+from evalfleet.ports import Place
+from evalfleet.testing import ChannelContract, Harness, PlaceContract, ShellHarness
+from evalfleet.testing.harness import Kind
+from standins.azure_batch import ProcessNodes, StandIn
+from standins.azure_ml import Processes
+from tests.cloud.batch_places import FAST, HOME, examine, machine_id, offer, place
+from tests.waiting import PATIENCE_S, SLOWNESS, until, until_async
+
+CANNOT = Processes.missing()
+pytestmark = pytest.mark.skipif(CANNOT is not None, reason=f"NO TEST OF BATCH'S MAILBOXES: {CANNOT}")
+LIFE_S = 3600.0
+ONE = machine_id()
+MAIL: dict[str, Any] = {"reach": "mailbox", "ssh_from": ()}
+CONTAINER = {**MAIL, "container": "docker.io/library/python:3.12"}
+
+
+class MailHarness(ShellHarness):
+    """Its machines take seconds to start, and each word goes through the storage."""
+
+    kind: Kind = "service"
+    unit_s = 3.0 * SLOWNESS
+    silent_s = 30.0
+    patience_s = PATIENCE_S
+    boot_s = 10.0 * SLOWNESS
+
+    def __init__(self, batch: StandIn) -> None:
+        super().__init__()
+        self._batch = batch
+
+    def make_place(self) -> Place:
+        return place(self._batch, self.directory, **MAIL)
+
+    def close(self) -> None:
+        super().close()
+        until(lambda: not self._batch.left(), lambda: f"something is left: {self._batch.left()}")
+        assert not self._batch.meters.running(), "something costs money still"
+
+
+class MailMachines:
+    batch: ClassVar[StandIn]
+
+    @pytest.fixture(autouse=True, scope="class")
+    @classmethod
+    def _account(cls) -> Iterator[None]:
+        with StandIn(nodes=ProcessNodes(), timing=FAST) as cls.batch:
+            yield
+
+    def harness(self) -> Harness:
+        return MailHarness(self.batch)
+
+
+class TestAzureBatchByMailbox(MailMachines):
+    """What mail could get wrong; the rest is promised nightly."""
+
+    test_creating_twice_makes_one_machine = PlaceContract.test_creating_twice_makes_one_machine
+    test_the_life_begins_with_the_start = PlaceContract.test_the_life_of_a_machine_begins_when_it_starts
+
+
+@pytest.mark.nightly
+class TestAllOfAzureBatchByMailbox(MailMachines, PlaceContract, ChannelContract):
+    """The whole contract: its machines take seconds to start, and minutes in all."""
+
+
+# -- on paper --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def batch() -> Iterator[StandIn]:
+    with StandIn(timing=FAST) as made:
+        yield made
+
+
+def play(batch: StandIn, home: Path, act: Callable[[AzureBatchPlace], Awaitable[None]], **more: Any) -> None:
+    async def main() -> None:
+        made = place(batch, home, **more)
+        try:
+            await act(made)
+        finally:
+            await made.close()
+
+    asyncio.run(main())
+
+
+async def seen(made: AzureBatchPlace, *phases: str) -> Machine:
+    async def look() -> Machine | None:
+        found = await made.list("run")
+        return found[0] if found and found[0].phase in phases else None
+
+    return await until_async(look, f"it is {phases}")
+
+
+def test_no_port_is_open_and_what_everybody_may_read_leads_nowhere_but_once(
+    batch: StandIn, tmp_path: Path
+) -> None:
+    sent: list[dict[str, Any]] = []
+
+    async def act(made: AzureBatchPlace) -> None:
+        await made.create(ONE, offer(), LIFE_S)
+        sent.append(batch.job(ONE).body)
+
+        async def waits() -> bool:
+            return "has not come to its mailbox" in (await made.list("run"))[0].detail
+
+        await until_async(waits, "it is told what is missing")
+        await made.delete(ONE)
+
+    play(batch, tmp_path, act, **MAIL)
+    (job,) = sent
+    pool = job["poolInfo"]["autoPoolSpecification"]["pool"]
+    assert "networkConfiguration" not in pool
+    environ = {each["name"]: each["value"] for each in job["jobManagerTask"]["environmentSettings"]}
+    assert set(json.loads(environ["EVALFLEET_MAILBOX"])) == {"take", "headers"}
+    until(lambda: not batch.left(), lambda: f"{batch.left()}")
+
+
+def test_a_mailbox_without_its_job_is_shown_deleted_and_reaped(batch: StandIn, tmp_path: Path) -> None:
+    """As a controller leaves it that dies between the two: before the job is made, or after it is deleted."""
+
+    async def act(made: AzureBatchPlace) -> None:
+        assert made._boxes is not None
+        await made._boxes.make(ONE, LIFE_S, LIFE_S)
+        (left,) = await made.list("run")
+        assert (left.phase, left.ran_s) == ("queued", 0.0)
+        await made.create(ONE, offer(), LIFE_S)
+        await seen(made, "pending")
+        await made.delete(ONE)
+        await made._boxes.make(machine_id(2), LIFE_S, LIFE_S)
+
+    async def reap(stranger: AzureBatchPlace) -> None:
+        (found,) = await stranger.belongings()
+        assert (found.machine, found.home) == (machine_id(2), HOME)
+        assert [part.split()[0] for part in found.parts] == ["mailbox"]
+        await stranger.reap(found)
+
+    play(batch, tmp_path, act, **MAIL)
+    play(batch, tmp_path / "stranger", reap, home_id="ffffffffffff", **MAIL)
+    until(lambda: not batch.left(), lambda: f"{batch.left()}")
+
+
+def test_a_container_is_the_pilot_where_the_pool_takes_no_other_tasks(batch: StandIn, tmp_path: Path) -> None:
+    async def act(made: AzureBatchPlace) -> None:
+        (first,) = await made.offers(Needs(nested_virtualization=True))
+        await made.create(ONE, first, LIFE_S)
+        await seen(made, "pending")
+        task = batch.job(ONE).tasks["pilot"].body
+        assert task["containerSettings"] == {
+            "imageName": CONTAINER["container"],
+            "containerRunOptions": "--device=/dev/kvm --shm-size=2g",
+        }
+        (pool,) = batch.service.pools.values()
+        machine = pool.body["virtualMachineConfiguration"]
+        assert machine["containerConfiguration"]["containerImageNames"] == [CONTAINER["container"], "a/b:1"]
+        assert machine["imageReference"]["offer"] == "ubuntu-hpc"
+        assert "startTask" not in pool.body, "the pool prefetches images"
+        run = await until_async(lambda: _run(batch), "the pilot runs")
+        batch.do(lambda: run.end(79))
+        gone = await seen(made, "gone")
+        assert gone.detail == "the image has no python3; name an `image` with Python 3.8 or later"
+        assert not gone.start
+        await made.delete(ONE)
+
+    play(batch, tmp_path, act, **CONTAINER, images=("a/b:1",), container_args="--shm-size=2g")
+    until(lambda: not batch.left(), lambda: f"{batch.left()}")
+
+
+async def _run(batch: StandIn) -> Any:
+    return next((run for folder, run in batch.paper.runs.items() if "workitems" in folder), None)
+
+
+def test_a_container_image_that_is_not_there_ends_the_place(batch: StandIn, tmp_path: Path) -> None:
+    batch.faults.nodes_unusable = True
+    batch.faults.node_error = "Error response from daemon: manifest for a/b:1 not found: manifest unknown"
+
+    async def act(made: AzureBatchPlace) -> None:
+        await made.create(ONE, offer(), LIFE_S)
+        assert "manifest unknown" in (await seen(made, "gone")).detail
+        with pytest.raises(PlaceError, match="`container`, is not there") as refused:
+            await made.create(machine_id(2), offer(), LIFE_S)
+        assert (refused.value.transient, refused.value.scope) == (False, "place")
+        await made.delete(ONE)
+
+    play(batch, tmp_path, act, **CONTAINER)
+    until(lambda: not batch.left(), lambda: f"{batch.left()}")
+
+
+# -- before money is spent -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("more", "name", "verdict", "told"),
+    [
+        ({}, "storage", "good", "by the login"),
+        ({}, "network", "good", "no port is open"),
+        ({"container": "a/b:1"}, "image", "good", "ubuntu-hpc"),
+        ({"container": "a/b:1", "image": "canonical:0001-com-ubuntu-server-jammy:22_04-lts:latest",
+          "node_agent": "batch.node.ubuntu 22.04"}, "image", "warn", "microsoft-dsvm:ubuntu-hpc:2404"),
+        ({"pool": "plain", "container": "a/b:1"}, "pool", "bad", "leave `container` out"),
+        ({"pool": "contained"}, "pool", "bad", "set `container`"),
+        ({"pool": "contained", "container": "a/b:1"}, "pool", "warn", "autoscale"),
+    ],
+)  # fmt: skip
+def test_doctor_looks_at_what_mailboxes_and_containers_need(
+    batch: StandIn, tmp_path: Path, more: dict[str, Any], name: str, verdict: str, told: str
+) -> None:
+    def add(pool: str, **machine: Any) -> None:
+        body = {"vmSize": "Standard_D4s_v5", "virtualMachineConfiguration": machine}
+        batch.do(lambda: batch.service.add_pool(pool, body))
+
+    add("plain")
+    add("contained", containerConfiguration={"type": "dockerCompatible"})
+    found = examine(batch, tmp_path, **{**MAIL, **more})[name]
+    assert found.verdict == verdict, found
+    assert told in found.found + found.remedy
+
+
+@pytest.mark.parametrize(
+    ("is_there", "missing", "more", "told"),
+    [
+        (False, "", {}, "set `storage` to one of yours"),
+        (True, "Storage Blob Delegator", {}, "Storage Blob Delegator"),
+        (True, "", {"subscription": "0000"}, "check `subscription`"),
+    ],
+)
+def test_storage_that_cannot_be_used_is_told_in_one_line(
+    batch: StandIn, tmp_path: Path, is_there: bool, missing: str, more: dict[str, Any], told: str
+) -> None:
+    batch.service.has_storage = is_there
+    batch.storage.roles.discard(missing)
+    found = examine(batch, tmp_path, **MAIL, **more)["storage"]
+    assert (found.verdict, told in found.remedy) == ("bad", True), found
+
+    async def act(made: AzureBatchPlace) -> None:
+        with pytest.raises(PlaceError) as refused:
+            await made.create(ONE, offer(), LIFE_S)
+        assert told in str(refused.value)
+        assert "\n" not in str(refused.value)
+        assert not refused.value.transient
+
+    play(batch, tmp_path, act, **MAIL, **more)
+    assert not batch.do(lambda: list(batch.service.jobs)), "nothing was begun"
