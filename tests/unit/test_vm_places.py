@@ -15,11 +15,12 @@ from evalfleet.places.vm.place import (
     SPACING_S,
     OfferTrials,
     SnapshotPace,
+    Snapshots,
     VcpuCeiling,
     check_installed,
 )
 from evalfleet.places.vm.price_book import PriceBook, Quote, load_prices, named_in, save_prices
-from evalfleet.places.vm.ssh_access import SshKeys
+from evalfleet.places.vm.ssh_access import SshAccess, SshKeys, SshLogin
 from evalfleet.ports import Price, PriceTable
 from tests.waiting import PATIENCE_S
 
@@ -50,6 +51,41 @@ def test_snapshots_are_many_at_first_and_few_in_the_long_run() -> None:
     assert waits[0] == SPACING_S
     assert waits[-1] > 0.5
     assert now - 100.0 > 60 - BURST - 5
+
+
+def test_a_recent_snapshot_is_shared_and_an_old_one_taken_anew() -> None:
+    taken: list[int] = []
+
+    async def take() -> int:
+        taken.append(len(taken))
+        return taken[-1]
+
+    async def use() -> None:
+        snapshots = Snapshots(take)
+        assert await snapshots.recent(60.0) == 0
+        assert await snapshots.recent(60.0) == 0
+        assert await snapshots.recent(0.0) == 1
+        assert await snapshots.fresh() == 2
+
+    asyncio.run(use())
+
+
+def test_a_port_is_silent_until_somebody_listens(tmp_path: Path) -> None:
+    async def use() -> None:
+        server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
+        host, port = server.sockets[0].getsockname()
+        direct, behind = (
+            SshAccess(SshLogin("tester", 22, jump, 10.0, None), SshKeys(tmp_path, ""), "home")
+            for jump in ("", "bastion")
+        )
+        assert not await direct.is_silent(f"{host}:{port}")
+        server.close()
+        await server.wait_closed()
+        assert await direct.is_silent(f"{host}:{port}")
+        assert not await direct.is_silent("")  # nobody knows: it has no address yet
+        assert not await behind.is_silent(f"{host}:{port}")
+
+    asyncio.run(use())
 
 
 def test_machines_that_are_being_made_count_against_the_ceiling() -> None:

@@ -19,6 +19,8 @@ from .names import EXPIRES, HOME, label, machine_in, moment, seconds
 Phase = Literal["pending", "up", "gone", "evicted"]
 COMING = frozenset(("PROVISIONING", "STAGING", "REPAIRING", "PENDING"))
 PREEMPTED = 'operationType="compute.instances.preempted"'
+REFILL_S = 0.5
+"""A snapshot is two calls, of which Google bears 25 a second."""
 INSERTING = '(operationType="insert") AND (status!="DONE")'
 
 
@@ -143,7 +145,7 @@ class ProjectInventory(Snapshots[ProjectSnapshot]):
     """What there is of this home in the project. Raises GoogleFault."""
 
     def __init__(self, client: ComputeClient, home: str) -> None:
-        super().__init__(self._fetch)
+        super().__init__(self._fetch, REFILL_S)
         self._client = client
         self._filter = f"labels.{HOME}={label(home)}"
 

@@ -21,6 +21,8 @@ from .template import AGREES_S, InstanceBuild, instance, login_line, scheduling
 
 DELETE_S = 300.0
 """For so long a deletion is waited for that goes on."""
+BOOT_LOOK_S = 5.0
+"""What boots is looked at so often at least: a hundred machines need not each be looked at by themselves."""
 MOST_TRIES = 20
 """So often a machine may have been asked for in one zone, with no success."""
 CONSOLE_LINES, CONSOLE_CHARACTERS = 8, 800
@@ -200,10 +202,11 @@ class InstanceControl:
 
     async def boot(self, machine: MachineId, vm: Instance) -> AsyncGenerator[RunningVm]:
         """An instance that runs, looked at anew each time, without end. Raises PlaceError."""
+        begun = time.monotonic()
         while True:
             yield await self.running(machine, vm)
-            with as_refusal(UNSEEN):
-                snapshot = await self._inventory.fresh()
+            with as_refusal(UNSEEN):  # one that is older than this would not show it yet
+                snapshot = await self._inventory.recent(min(BOOT_LOOK_S, time.monotonic() - begun))
             now = snapshot.vms.get(machine)
             if now is None or snapshot.phase(machine, self._client.now()) == "gone":
                 raise MachineUnavailable(machine, "it is gone again")
@@ -217,7 +220,7 @@ class InstanceControl:
                 key = await self._host_key(vm)
             if not key:
                 missing = "has not told its host key yet (guest attributes hostkeys/)"
-                return RunningVm(vm.name, "", missing, notices)
+                return RunningVm(vm.name, "", missing, notices, listens_at=vm.address)
             self._keys.pin(machine, key)
         return RunningVm(vm.name, vm.address, notices=notices)
 

@@ -359,30 +359,46 @@ def check_installed(place: str, modules: Iterable[str], extra: str) -> None:
 
 SPACING_S = 0.1
 BURST, REFILL_S = 30.0, 1.0
-"""Thirty snapshots may follow one another closely; in the long run there is one a second."""
+"""Thirty snapshots may follow one another closely; in the long run there is one a second, unless a cloud
+bears more."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S, SHARE = 0.1, 3.0, 0.1
 
 
 class SnapshotPace:
     """An allowance of snapshots that refills with time. It has no clock of its own: `now` is given."""
 
-    def __init__(self) -> None:
-        self._left, self._at = BURST, 0.0
+    def __init__(self, refill_s: float = REFILL_S) -> None:
+        self._left, self._at, self._refill_s = BURST, 0.0, refill_s
 
     def wait_s(self, now: float) -> float:
         """Take one snapshot from the allowance, and tell how long to wait before it."""
-        self._left = min(BURST, self._left + (now - self._at) / REFILL_S)
+        self._left = min(BURST, self._left + (now - self._at) / self._refill_s)
         self._at = now
         self._left -= 1.0
-        return SPACING_S if self._left >= 0.0 else -self._left * REFILL_S
+        return SPACING_S if self._left >= 0.0 else -self._left * self._refill_s
 
 
 class Snapshots(Generic[S]):
     """The snapshots of one cloud, one at a time and paced: as many for a hundred machines as for one."""
 
-    def __init__(self, take: Callable[[], Awaitable[S]]) -> None:
-        pace = SnapshotPace()
-        self._flight = SingleFlight(take, lambda: pace.wait_s(time.monotonic()))
+    def __init__(self, take: Callable[[], Awaitable[S]], refill_s: float = REFILL_S) -> None:
+        pace = SnapshotPace(refill_s)
+        self._take = take
+        self._flight = SingleFlight(self._take_next, lambda: pace.wait_s(time.monotonic()))
+        self._last: tuple[float, S] | None = None
+        """The newest one, and when it was asked for, by the steady clock."""
+
+    async def _take_next(self) -> S:
+        begun = time.monotonic()
+        snapshot = await self._take()
+        self._last = (begun, snapshot)
+        return snapshot
+
+    async def recent(self, age_s: float) -> S:
+        """One that is at most so old. Raises what taking it raises."""
+        if self._last is not None and time.monotonic() - self._last[0] <= age_s:
+            return self._last[1]
+        return await self.fresh()
 
     async def fresh(self) -> S:
         """One that is never older than the question. Raises what taking it raises."""

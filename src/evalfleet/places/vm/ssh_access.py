@@ -11,7 +11,7 @@ import functools
 import os
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -105,6 +105,19 @@ class SshAccess:
         if answer.error:
             raise MachineUnavailable(machine, answer.detail)
         return answer
+
+    async def is_silent(self, address: str) -> bool:
+        """Does nobody listen there yet? Nothing is said to who does. What is behind a jump host, or has no
+        address, is not known to be silent."""
+        if self._login.jump or not address:
+            return False
+        try:
+            async with asyncio.timeout(KNOCK_S):
+                _, writer = await asyncio.open_connection(*self._end(address))
+        except (OSError, TimeoutError):
+            return True
+        writer.close()
+        return False
 
     def shell(self, machine: Machine, command: Sequence[str]) -> Sequence[str]:
         """OpenSSH's client, with the key and the host key that we made."""
@@ -259,6 +272,9 @@ def _write(path: Path, text: str, *, only_new: bool = False) -> None:
 KEYS_S = 90.0
 """For so long after it runs, a VM may refuse our key: cloud-init may not have put it there yet."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.3, 5.0
+KNOCK_S, KNOCK_EVERY_S, SILENT_S = 1.0, 0.5, 10.0
+"""A port can be asked more often than a cloud, whose calls are counted: so it is soon known that a system is
+up. All the same the cloud is asked now and then what became of the VM."""
 
 
 class RunningVm(Struct, frozen=True):
@@ -272,6 +288,8 @@ class RunningVm(Struct, frozen=True):
     """What an empty `address` means: what it still lacks."""
     notices: Mapping[str, object] | None = None
     """Where the cloud tells the VM that it will be taken back; None if it never will."""
+    listens_at: str = ""
+    """Where it will be reached, also while it lacks something."""
 
 
 class Readiness:
@@ -320,8 +338,19 @@ class Readiness:
                 trouble, step = f"{vm.name} answers, but its cloud-init does not finish", "cloud-init"
             if time.monotonic() - begun > patience_s:
                 raise MachineMute(f"{trouble}; its console ends with {await console()!r}", step)
-            await asyncio.sleep(next(rests))
+            await self._rest(vm.listens_at or vm.address, rests)
         raise AssertionError("looks never end")
+
+    async def _rest(self, address: str, rests: Iterator[float]) -> None:
+        """Wait until it is worth while to try again."""
+        if not await self._access.is_silent(address):
+            await asyncio.sleep(next(rests))
+            return
+        until = time.monotonic() + SILENT_S
+        while time.monotonic() < until:
+            await asyncio.sleep(KNOCK_EVERY_S)
+            if not await self._access.is_silent(address):
+                return
 
 
 def address_of(vm: RunningVm) -> str:
