@@ -14,7 +14,7 @@ from typing import Any
 from evalfleet.api.documents import belonging_row
 from evalfleet.api.places import FoundBelonging
 from evalfleet.channels.mail_channel import MailChannel
-from evalfleet.channels.mailbox import open_mail
+from evalfleet.channels.mailbox import Mail, open_mail
 from evalfleet.channels.mailboxes import KeptMailbox, Mailboxes
 from evalfleet.channels.supervisor.mailbox import mail_out, opened, seal, sealed
 from evalfleet.channels.supervisor.pilot import ALLOCATED, END, START
@@ -38,7 +38,7 @@ MACHINE = MachineId("run-home-1")
 Show = Callable[[str], None]
 
 
-class HostileMail:
+class HostileMail(Mail):
     """A mailbox whose machine has its key, answers what it is asked, and at one point says something else.
 
     `objects`: what it puts into the mailbox instead, sealed or not, one object each.

@@ -28,7 +28,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from evalfleet.benchmarks.containers import ContainerSettings, image_step, in_container
-from evalfleet.channels.mailbox import FolderMail, empty_mail, open_mail
+from evalfleet.channels.folder_mail import FolderClerk, FolderMail
+from evalfleet.channels.mailbox import empty_mail, open_mail
 from evalfleet.channels.supervisor.files import read_file
 from evalfleet.errors import ChannelError, FleetError
 from evalfleet.model import AttemptId, Bundle, Command, Isolation, Job, MachineId, Needs
@@ -489,7 +490,9 @@ def _planted(folder: str) -> str:
         (mailbox / folder).symlink_to(home)
         before = parcels.seen(home)
         try:
-            asyncio.run(asyncio.wait_for(use(FolderMail(str(mailbox), (0.01, 0.01))), DEADLINE_S))
+            asyncio.run(
+                asyncio.wait_for(use(FolderMail(FolderClerk(), str(mailbox), (0.01, 0.01))), DEADLINE_S)
+            )
         except TimeoutError:
             return "stuck"
         except OSError:

@@ -17,7 +17,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from evalfleet.channels.mailbox import FOLDER_PACE_S, STORE_PACE_S
+from evalfleet.channels.folder_mail import FOLDER_PACE_S
+from evalfleet.channels.mailbox import STORE_PACE_S
 from evalfleet.model import AttemptId, Command, Job, Machine, MachineId
 from evalfleet.ports import Fence
 from evalfleet.testing.harness import first_offer

@@ -27,6 +27,7 @@ LATER: dict[str, tuple[str, ...]] = {
     "azure_ml": ("places/azure_ml", "places/azure/blobs.py"),
     "mailboxes": (
         *("channels/mailbox.py", "channels/mailboxes.py", "channels/mail_channel.py"),
+        "channels/folder_mail.py",
         *("channels/supervisor/mailbox.py", "channels/supervisor/pilot.py", "places/azure/mailboxes.py"),
     ),
     "hal": ("benchmarks/hal", "cli/hal_eval.py"),

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from evalfleet.channels.artefacts import LocalMover
+from evalfleet.channels.folder_mail import FolderClerk, FolderMail
 from evalfleet.channels.link import OpenLink
 from evalfleet.channels.mail_channel import MailChannel
-from evalfleet.channels.mailbox import FolderMail, Mail, StoreMail, empty_mail, open_mail
+from evalfleet.channels.mailbox import Mail, StoreMail, empty_mail, open_mail
 from evalfleet.channels.program import archive
 from evalfleet.channels.resident import Resident
 from evalfleet.channels.supervisor.files import read_key
@@ -80,9 +81,10 @@ class MailboxPlace(LocalPlace):
     def __init__(self, root: Path, nodes: Nodes) -> None:
         super().__init__("mail", LocalSettings(), root)
         self._nodes = nodes
+        self._clerk = FolderClerk()
 
     def mail(self, machine: str) -> Mail:
-        return FolderMail(str(self._directory(machine) / "mail"), self._nodes.pace_s)
+        return FolderMail(self._clerk, str(self._directory(machine) / "mail"), self._nodes.pace_s)
 
     def way(self, machine: str) -> dict[str, Any]:
         folder = self._directory(machine) / "mail"

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from evalfleet.channels.mailbox import FolderMail, open_mail
+from evalfleet.channels.folder_mail import FolderClerk, FolderMail
+from evalfleet.channels.mailbox import open_mail
 from evalfleet.channels.supervisor.mailbox import FolderPost, mail_out, sealed
 from evalfleet.places.slurm.folders import perform
 from evalfleet.places.slurm.sight import folder_of
@@ -29,7 +30,7 @@ class Line(asyncio.Protocol):
 @pytest.mark.parametrize("header", [{"read": float("inf")}, {"read": float("nan")}, {"read": None}, {}])
 def test_a_header_that_is_no_header_ends_the_line(tmp_path: Path, header: dict[str, object]) -> None:
     async def main() -> bytes:
-        mail, line = FolderMail(str(tmp_path), (0.01, 0.01)), Line()
+        mail, line = FolderMail(FolderClerk(), str(tmp_path), (0.01, 0.01)), Line()
         transport = await open_mail(mail, "key", line)
         name = mail_out(transport.name, 1)
         for folder in ("new", f"in/{transport.name}", f"out/{transport.name}"):

@@ -20,7 +20,6 @@ from .supervisor.mailbox import (
     OBJECT_CAP,
     PAYLOAD_BYTES,
     WINDOW,
-    FolderPost,
     Pace,
     is_beat,
     mail_in,
@@ -30,7 +29,6 @@ from .supervisor.mailbox import (
     sealed,
 )
 
-FOLDER_PACE_S = (0.2, 1.0)
 STORE_PACE_S = (1.5, 2.0)
 """How soon to look again after something has happened, and how often while nothing does."""
 REMOVE_AT = 16
@@ -53,6 +51,18 @@ class Mail(Protocol):
         """None if there is none. What is too long to be mail is cut off."""
         ...
 
+    async def find(self, name: str, pace: Pace, after_s: float) -> bytes:
+        """The object of this name, once there is one: it is looked for after so many seconds, then at this
+        pace, however long the store is away."""
+        while True:
+            await asyncio.sleep(after_s)
+            after_s = pace.slow_s
+            with contextlib.suppress(OSError):
+                content = await self.read(name)
+                if content is not None:
+                    return content
+                after_s = pace.next()
+
     async def names(self, below: str) -> list[str]: ...
 
     async def remove(self, names: Sequence[str]) -> None:
@@ -60,27 +70,7 @@ class Mail(Protocol):
         ...
 
 
-class FolderMail:
-    """A mailbox in a folder that the machine sees, too."""
-
-    def __init__(self, folder: str, pace_s: tuple[float, float] = FOLDER_PACE_S) -> None:
-        self.pace_s = pace_s
-        self._post = FolderPost(folder)
-
-    async def create(self, name: str, content: bytes) -> bool:
-        return await asyncio.to_thread(self._post.create, name, content)
-
-    async def read(self, name: str) -> bytes | None:
-        return await asyncio.to_thread(self._post.read, name)
-
-    async def names(self, below: str) -> list[str]:
-        return await asyncio.to_thread(self._post.names, below)
-
-    async def remove(self, names: Sequence[str]) -> None:
-        await asyncio.to_thread(self._post.remove, list(names))
-
-
-class StoreMail:
+class StoreMail(Mail):
     """A mailbox below a prefix of a store; `opened` opens it, anew where a token has expired."""
 
     def __init__(
@@ -261,13 +251,11 @@ class MailTransport(asyncio.WriteTransport):
         return await self._mail.create(name, content) or await self._mail.read(name) == content
 
     async def _read_all(self) -> None:
+        after_s = self._pace.next()
         while not self._over:
             await self._may_read.wait()
             name = mail_out(self.name, self._read + 1)
-            content = await self._patiently(self._mail.read, name)
-            if content is None:
-                await asyncio.sleep(self._pace.next())
-                continue
+            content = await self._mail.find(name, self._pace, after_s)
             try:
                 unseal = functools.partial(opened, self._key, name, content)
                 header, payload = await asyncio.to_thread(unseal) if len(content) > QUICK_BYTES else unseal()
@@ -291,8 +279,8 @@ class MailTransport(asyncio.WriteTransport):
                 self.code = code
                 self._hang_up()
             self._wake.set()
-            if len(payload) < PAYLOAD_BYTES and not self._over:
-                await asyncio.sleep(self._pace.next())  # what comes after it is seldom there yet
+            # what comes after the last piece of something is seldom there yet
+            after_s = 0.0 if len(payload) >= PAYLOAD_BYTES else self._pace.next()
 
     def _forged(self, content: bytes) -> None:
         """Hand on what is no mail as the nonsense it is: a machine that repeats it is condemned."""

@@ -21,7 +21,7 @@ from xml.etree import ElementTree
 
 from msgspec import Struct
 
-from evalfleet.channels.mailbox import STORE_PACE_S
+from evalfleet.channels.mailbox import STORE_PACE_S, Mail
 from evalfleet.channels.supervisor.mailbox import OBJECT_CAP
 from evalfleet.clock import pauses
 from evalfleet.places.vm.answers import Problem, table
@@ -367,7 +367,7 @@ class BlobClient:
         return ArmFault(status, (Problem(code or f"HTTP{status}", message),))
 
 
-class BlobMail:
+class BlobMail(Mail):
     """A mailbox in a container of its own; `opened` tells the account, which may have to be asked for first.
 
     One that is gone is empty, and nothing can be put there: FileNotFoundError.

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from evalfleet.channels.artefacts import LocalMover
+from evalfleet.channels.folder_mail import FolderClerk, FolderMail
 from evalfleet.channels.link import Dial
-from evalfleet.channels.mailbox import FolderMail, MailTransport, open_mail
+from evalfleet.channels.mailbox import MailTransport, open_mail
 from evalfleet.channels.resident import Resident
 from evalfleet.channels.session import OnLoad
 from evalfleet.channels.supervisor.processes import host_environment
@@ -83,6 +84,7 @@ class ThisComputer:
         sbatch = {name: value for name, value in environ.items() if name.startswith("SBATCH_")}
         self.environ = {**host_environment(os.environ), **sbatch, **kept}
         self._lines: set[StepTransport | MailTransport] = set()
+        self._clerk = FolderClerk()
 
     async def run(self, argv: Sequence[str], given: str, answer_s: float) -> Spoken:
         try:
@@ -122,7 +124,7 @@ class ThisComputer:
     async def open_mail(
         self, folder: str, supervisor: str, key: str, protocol: asyncio.Protocol
     ) -> asyncio.WriteTransport:
-        return self._kept(await open_mail(FolderMail(folder), key, protocol))
+        return self._kept(await open_mail(FolderMail(self._clerk, folder), key, protocol))
 
     def _kept(self, line: StepTransport | MailTransport) -> asyncio.WriteTransport:
         self._lines = {other for other in self._lines if not other.ended.is_set()} | {line}

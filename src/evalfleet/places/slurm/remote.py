@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from evalfleet.channels.link import UNREADABLE, plain
-from evalfleet.channels.mailbox import MailTransport, open_mail
+from evalfleet.channels.mailbox import Mail, MailTransport, open_mail
 from evalfleet.channels.ssh.channel import Bridge, SshChannel, SshTransport
 from evalfleet.channels.ssh.host_home import HostHome, Verb
 from evalfleet.channels.ssh.hosts import PooledConnection, SshHost, converse
@@ -149,7 +149,7 @@ class MailClerk(asyncio.Protocol):
             self._line.close()
 
 
-class LoginMail:
+class LoginMail(Mail):
     """A mailbox in a folder that the login node sees."""
 
     pace_s = (0.5, 2.0)
