@@ -11,12 +11,18 @@ from standins.azure.cloud import Cloud
 from standins.azure.words import SUBSCRIPTION, ArmError
 from standins.cloud.words import Answer, Call, Json
 
+from .instances import Instance
 from .service import OVER, REGION, Cluster, MlJob, Service, cores_of, seconds
 
 GROUP, WORKSPACE = "evals", "standin"
 PROVIDER = "Microsoft.MachineLearningServices"
 ROOT = f"/subscriptions/{SUBSCRIPTION}/resourceGroups/{GROUP}/providers/{PROVIDER}/workspaces/{WORKSPACE}"
 VERSIONS = re.compile(r"20(22-(10|12)|23|24|25|26)-.*")
+_LOCATION = f"/subscriptions/{SUBSCRIPTION}/providers/{PROVIDER}/locations/{REGION}"
+JOB_OPERATIONS, COMPUTE_OPERATIONS = (
+    f"{_LOCATION}/mfeOperationsStatus",
+    f"{_LOCATION}/computeOperationsStatus",
+)
 DATASTORE = "workspaceblobstore"
 _JOB_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9\-_]{0,254}")
 _COMPUTE_NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9-]{1,30}[a-zA-Z0-9]")
@@ -46,6 +52,9 @@ class MachineLearning:
             ("PUT", f"{computes}/{{name}}", self._put_compute),
             ("DELETE", f"{computes}/{{name}}", self._delete_compute),
             ("POST", f"{computes}/{{name}}/listNodes", self._nodes),
+            ("POST", f"{computes}/{{name}}/start", self._start),
+            ("POST", f"{computes}/{{name}}/stop", self._stop),
+            ("POST", f"{computes}/{{name}}/restart", self._restart),
             ("GET", jobs, self._jobs),
             ("GET", f"{jobs}/{{name}}", self._job),
             ("PUT", f"{jobs}/{{name}}", self._put_job),
@@ -184,13 +193,63 @@ class MachineLearning:
     async def _computes(self, call: Call, found: re.Match[str]) -> Answer:
         root = self._root(found, call)
         shown = [self._show_cluster(root, each) for each in self._service.clusters.values()]
+        instances = self._service.instances
+        shown += [instances.show(root, PROVIDER, each) for each in instances.all.values()]
         return page(call, shown, self._cloud.page_size)
 
     async def _compute(self, call: Call, found: re.Match[str]) -> Answer:
-        return Answer(200, self._show_cluster(self._root(found, call), self._need_cluster(found["name"])))
+        root, instance = self._root(found, call), self._instance(found)
+        if instance is not None:
+            return Answer(200, self._service.instances.show(root, PROVIDER, instance))
+        return Answer(200, self._show_cluster(root, self._need_cluster(found["name"])))
+
+    def _instance(self, found: re.Match[str]) -> Instance | None:
+        return self._service.instances.all.get(found["name"].lower())
+
+    def _need_instance(self, found: re.Match[str], *states: str) -> Instance:
+        instance = self._instance(found)
+        if instance is None:
+            raise ArmError(404, "ResourceNotFound", f"Compute with name {found['name']} was not found.")
+        if instance.state not in states:
+            raise ArmError(409, "Conflict", f"Compute {instance.name} is {instance.state}.")
+        return instance
+
+    async def _start(self, call: Call, found: re.Match[str]) -> Answer:
+        self._root(found, call)
+        instance = self._need_instance(found, "Stopped")
+        return self._begun(call, self._service.instances.start(instance), COMPUTE_OPERATIONS)
+
+    async def _stop(self, call: Call, found: re.Match[str]) -> Answer:
+        self._root(found, call)
+        instance = self._need_instance(found, "Running", "JobRunning")
+        return self._begun(call, self._service.instances.stop(instance), COMPUTE_OPERATIONS)
+
+    async def _restart(self, call: Call, found: re.Match[str]) -> Answer:
+        self._root(found, call)
+        instance = self._need_instance(found, "Running", "JobRunning", "Unusable")
+        return self._begun(call, self._service.instances.restart(instance), COMPUTE_OPERATIONS)
+
+    def _put_instance(self, call: Call, root: str, name: str) -> Answer:
+        instances = self._service.instances
+        old = instances.all.get(name.lower())
+        if name.lower() in self._service.clusters:
+            raise ArmError(409, "Conflict", f"Compute {name} is of another kind.")
+        if old is not None and old.state == "Deleting":
+            raise ArmError(409, "ComputeBeingDeleted", f"Compute {name} is being deleted.")
+        if str(call.body.get("location") or "").lower() != REGION:
+            raise ArmError(400, "BadArgument", f"Compute must be in the region of its workspace, {REGION}.")
+        if old is not None:
+            instances.change(old, call.body)
+            return Answer(200, instances.show(root, PROVIDER, old))
+        instance = instances.add(name, call.body)
+        operation = self._cloud.operations.start(COMPUTE_OPERATIONS, instances.bring(instance))
+        headers = self._cloud.operations.headers(call, operation, location=False)
+        return Answer(201, instances.show(root, PROVIDER, instance), headers)
 
     async def _put_compute(self, call: Call, found: re.Match[str]) -> Answer:
         root, name = self._root(found, call), found["name"]
+        if str((call.body.get("properties") or {}).get("computeType")) == "ComputeInstance":
+            return self._put_instance(call, root, name)
         old = self._service.clusters.get(name.lower())
         if old is not None and old.state == "Deleting":
             raise ArmError(409, "ComputeBeingDeleted", f"Compute {name} is being deleted.")
@@ -200,10 +259,7 @@ class MachineLearning:
             self._service.schedule(old)
             return Answer(200, self._show_cluster(root, old))
         cluster = self._service.add_cluster(name, call.body)
-        where = (
-            f"/subscriptions/{SUBSCRIPTION}/providers/{PROVIDER}/locations/{REGION}/computeOperationsStatus"
-        )
-        operation = self._cloud.operations.start(where, self._service.make_cluster(cluster))
+        operation = self._cloud.operations.start(COMPUTE_OPERATIONS, self._service.make_cluster(cluster))
         headers = self._cloud.operations.headers(call, operation, location=False)
         return Answer(201, self._show_cluster(root, cluster), headers)
 
@@ -211,15 +267,17 @@ class MachineLearning:
         self._root(found, call)
         if not call.asks("underlyingResourceAction"):
             raise ArmError(400, "BadArgument", "underlyingResourceAction must be Delete or Detach.")
+        instance = self._instance(found)
+        if instance is not None:
+            if instance.state == "Deleting":
+                raise ArmError(409, "ComputeBeingDeleted", f"Compute {instance.name} is being deleted.")
+            return self._begun(call, self._service.instances.delete(instance), COMPUTE_OPERATIONS)
         cluster = self._service.clusters.get(found["name"].lower())
         if cluster is None:
             return Answer(204)
         if cluster.state == "Deleting":
             raise ArmError(409, "ComputeBeingDeleted", f"Compute {cluster.name} is being deleted.")
-        where = (
-            f"/subscriptions/{SUBSCRIPTION}/providers/{PROVIDER}/locations/{REGION}/computeOperationsStatus"
-        )
-        operation = self._cloud.operations.start(where, self._service.delete_cluster(cluster))
+        operation = self._cloud.operations.start(COMPUTE_OPERATIONS, self._service.delete_cluster(cluster))
         return Answer(202, None, self._cloud.operations.headers(call, operation, location=True))
 
     async def _nodes(self, call: Call, found: re.Match[str]) -> Answer:
@@ -329,8 +387,7 @@ class MachineLearning:
             return Answer(200)
         return self._begun(call, self._service.cancel(job))
 
-    def _begun(self, call: Call, work: object) -> Answer:
-        where = f"/subscriptions/{SUBSCRIPTION}/providers/{PROVIDER}/locations/{REGION}/mfeOperationsStatus"
+    def _begun(self, call: Call, work: object, where: str = JOB_OPERATIONS) -> Answer:
         operation = self._cloud.operations.start(where, work)  # type: ignore[arg-type]
         return Answer(202, None, self._cloud.operations.headers(call, operation, location=True))
 
@@ -351,7 +408,9 @@ def _check_cluster(name: str, body: Json) -> None:
     if not _COMPUTE_NAME.fullmatch(name):
         raise ArmError(400, "BadArgument", f"Invalid compute name {name}.")
     if str(properties.get("computeType")) != "AmlCompute":
-        raise ArmError(400, "BadArgument", "The stand-in has computes of the kind AmlCompute only.")
+        raise ArmError(
+            400, "BadArgument", "The stand-in has computes of the kinds AmlCompute and ComputeInstance."
+        )
     if str(body.get("location") or "").lower() != REGION:
         raise ArmError(400, "BadArgument", f"Compute must be in the region of its workspace, {REGION}.")
     scale = inner.get("scaleSettings") or {}

@@ -7,18 +7,21 @@ import itertools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from standins.azure.blobs import BlobContainer, BlobStorage
 from standins.azure.cloud import Cloud
 from standins.azure.words import ArmError
 from standins.cloud.words import Json
 
+from .instances import Instances
 from .nodes import ContainerRun, Nodes
 
 Span = tuple[float, float]
 REGION = "eastus"
 CORES = {"standard_d2s_v3": 2, "standard_d4s_v3": 4, "standard_d4s_v5": 4, "standard_d8s_v5": 8}
 UNKNOWN_CORES = 4
+KVM = "/dev/kvm"
 OVER = ("Completed", "Failed", "Canceled")
 _DURATION = re.compile(r"P(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d+)?)S)?)?")
 
@@ -46,6 +49,8 @@ class Timing:
     """`Finalizing`, `CancelRequested`, and until what is deleted is gone."""
     scale_down: Span = (5.0, 30.0)
     """Until a node that was idle for long enough is given back."""
+    instance: Span = (60.0, 180.0)
+    """Until a compute instance is made, started, stopped or deleted."""
 
 
 @dataclass(eq=False)
@@ -132,12 +137,13 @@ class JobTroubles:
 class Service:
     """Everything there is, and what Azure does by itself. Belongs to the server's thread."""
 
-    def __init__(self, cloud: Cloud, storage: BlobStorage, nodes: Nodes, timing: Timing) -> None:
+    def __init__(self, cloud: Cloud, storage: BlobStorage, nodes: Nodes, timing: Timing, ca: Path) -> None:
         self.cloud, self.storage, self.nodes, self.timing = cloud, storage, nodes, timing
         self.clock, self.meters = cloud.clock, cloud.meters
         self.troubles = JobTroubles()
         self.clusters: dict[str, Cluster] = {}
         self.jobs: dict[str, MlJob] = {}
+        self.instances = Instances(cloud, timing.instance, ca, REGION)
         self.environments: dict[tuple[str, str], Json] = {}
         self.quota = {False: 100, True: 100}
         """Cores: dedicated by False, low-priority by True."""
@@ -145,8 +151,14 @@ class Service:
         """How many nodes the region has left."""
         self.node_environ: dict[str, str] = {}
         """What containers find in their environment besides what the job says."""
+        self.prelude = ""
+        """What containers run before the command of their job."""
         self.has_key = True
         """Has the default datastore the key of its storage account?"""
+        self.has_kvm = True
+        """Have nodes a device /dev/kvm that containers can be given?"""
+        self.loads: dict[str, dict[str, float]] = {}
+        """What Azure Monitor tells of the node of a job, by metric. Of other jobs it tells nothing."""
         self._numbers = itertools.count(1)
 
     async def take(self, span: Span) -> None:
@@ -155,7 +167,7 @@ class Service:
     def used_cores(self, spot: bool) -> int:
         return sum(
             cores_of(each.size) * len(each.nodes) for each in self.clusters.values() if each.spot == spot
-        )
+        ) + (0 if spot else sum(cores_of(each.size) for each in self.instances.all.values()))
 
     # -- clusters ------------------------------------------------------------------------------
 
@@ -265,8 +277,8 @@ class Service:
         if not self.troubles.sticks(job):
             await self.take(self.timing.pull)
         await self._while_stuck(job)
-        pulled = not (self.troubles.pull_error and self.troubles.only(job.name))
-        code = await self._run(job) if pulled else self._not_pulled(job)
+        trouble = self._why_not_started(job)
+        code = self._not_started(job, trouble) if trouble else await self._run(job)
         job.status = "Finalizing"
         await self._while_stuck(job)
         await self.take(self.timing.end)
@@ -276,20 +288,30 @@ class Service:
         while self.troubles.sticks(job):
             await self.clock.sleep(1.0)
 
-    def _not_pulled(self, job: MlJob) -> int:
-        self._log(job, "system_logs/lifecycler/lifecycler.log", self.troubles.pull_error.encode())
+    def _why_not_started(self, job: MlJob) -> str:
+        if self.troubles.pull_error and self.troubles.only(job.name):
+            return self.troubles.pull_error
+        if not self.has_kvm and KVM in str((job.body.get("resources") or {}).get("dockerArgs")):
+            return (
+                "Error response from daemon: error gathering device information while adding custom device "
+                f'"{KVM}": no such file or directory'
+            )
+        return ""
+
+    def _not_started(self, job: MlJob, trouble: str) -> int:
+        self._log(job, "system_logs/lifecycler/lifecycler.log", trouble.encode())
         return 1
 
     async def _run(self, job: MlJob) -> int:
         job.status, job.starts = "Running", job.starts + 1
-        limit_s = seconds((job.body.get("limits") or {}).get("timeout") or "P1000D", "timeout")
+        limit_s = _limit_s(job)
         if self.troubles.sticks(job):
             await self._until(job, limit_s)
             return 1
         own = {"AZUREML_RUN_ID": job.name, "AZUREML_ARM_WORKSPACE_NAME": "standin"}
         environ = {**self.node_environ, **own, **(job.body.get("environmentVariables") or {})}
         with self.clock.hold():
-            job.run = run = await self.nodes.run(job.name, job.body["command"], environ)
+            job.run = run = await self.nodes.run(job.name, self.prelude + job.body["command"], environ)
         limit = asyncio.ensure_future(self.clock.sleep(limit_s))
         waiting = asyncio.ensure_future(run.wait())
         try:
@@ -321,7 +343,9 @@ class Service:
         node, job.node = job.node, None
         if node is not None:
             node.job = None
-            if node.cluster.nodes.get(node.id) is node:
+            if node.state == "unusable":
+                self._drop(node)
+            elif node.cluster.nodes.get(node.id) is node:
                 self._make_idle(node)
 
     def _stop(self, job: MlJob, status: str) -> None:
@@ -368,14 +392,27 @@ class Service:
         self._drop(node)
         self.schedule(node.cluster)
 
+    def spoil(self, job: MlJob) -> None:
+        """The node of a job becomes unusable: its container is gone, and the job says that it runs."""
+        if job.node is not None:
+            job.node.state = "unusable"
+            self.kill(job)
+
     def kill(self, job: MlJob) -> None:
-        """Its container dies, and nobody notices: the job says that it runs."""
-        self.troubles.stuck.add("Running")
+        """Its container dies, and nobody notices: the job says that it runs, until its own limit ends it."""
         if job.life is not None:
             job.life.cancel()
         if job.run is not None:
             job.run.kill()
-        job.run = None
+        job.run, job.life = None, self.cloud.operations.spawn(self._expire(job))
+
+    async def _expire(self, job: MlJob) -> None:
+        await self.clock.sleep(_limit_s(job))
+        self._end(job, "Canceled")
+
+
+def _limit_s(job: MlJob) -> float:
+    return seconds((job.body.get("limits") or {}).get("timeout") or "P1000D", "timeout")
 
 
 def cores_of(size: str) -> int:

@@ -6,14 +6,18 @@ import socket
 import ssl
 import time
 
+from evalfleet.lab.network import GATEWAY
 from standins.azure.blobs import BlobStorage
 from standins.azure.standin import StandIn as AzureStandIn
 from standins.azure.store import Group
 from standins.azure.words import SUBSCRIPTION
+from standins.cloud.hosts import Hosts
+from standins.cloud.machines import Machines
 from standins.cloud.standin import LOOPBACK
 from standins.cloud.words import Call
 
 from .api import GROUP, WORKSPACE, MachineLearning
+from .metrics import Metrics
 from .nodes import Nodes, Paper
 from .service import OVER, REGION, JobTroubles, MlJob, Service, Timing
 
@@ -27,18 +31,23 @@ class StandIn(AzureStandIn):
         self,
         nodes: Nodes | None = None,
         *,
+        machines: Machines | None = None,
         ml_timing: Timing | None = None,
         speed: float = 1.0,
         seed: int = 0,
     ) -> None:
-        super().__init__(speed=speed, seed=seed)
+        super().__init__(machines, speed=speed, seed=seed)
         self.storage = BlobStorage(time.time, self.identity)  # as the `Date` of the Resource Manager tells it
         self.storage.script = self._script
-        self._storage_socket = socket.create_server((LOOPBACK, 0), backlog=1024)
-        self.storage_endpoint = f"https://{LOOPBACK}:{self._storage_socket.getsockname()[1]}"
-        self.service = Service(self.cloud, self.storage, nodes or Paper(), ml_timing or Timing())
+        listener = socket.create_server((LOOPBACK, 0), backlog=1024)
+        self._storage_socket: socket.socket | None = listener
+        self._storage_port: int = listener.getsockname()[1]
+        self.storage_endpoint = f"https://{LOOPBACK}:{self._storage_port}"
+        self.storage_endpoint_inside = f"https://{GATEWAY}:{self._storage_port}"
+        self.service = Service(self.cloud, self.storage, nodes or Paper(), ml_timing or Timing(), self.ca)
         self.service.node_environ = {"SSL_CERT_FILE": str(self.ca)}
         MachineLearning(self.cloud, self.arm, self.service)
+        Metrics(self.arm, self.service)
         id = f"/subscriptions/{SUBSCRIPTION}/resourceGroups/{GROUP}"
         self.cloud.store.groups[GROUP] = Group(id, GROUP, REGION, {})
 
@@ -48,8 +57,13 @@ class StandIn(AzureStandIn):
 
     async def _listen(self, sock: socket.socket, context: ssl.SSLContext | None) -> None:
         await super()._listen(sock, context)
-        if context is not None:
+        if context is not None and self._storage_socket is not None:
             await self.storage.listen(self._storage_socket, context)
+            self._storage_socket = None
+            if isinstance(self._machines, Hosts):
+                inside = self._machines.lab.socket()
+                inside.bind((GATEWAY, self._storage_port))
+                await self.storage.listen(inside, context)
 
     async def _close(self) -> None:
         await super()._close()
@@ -57,6 +71,9 @@ class StandIn(AzureStandIn):
         await self.service.nodes.close()
 
     # -- for tests -----------------------------------------------------------------------------
+
+    def _machine(self, name: str) -> str:
+        return next(each.name for each in self.service.instances.all.values() if name in each.name)
 
     @property
     def paper(self) -> Paper:
@@ -74,6 +91,7 @@ class StandIn(AzureStandIn):
         return self.do(
             lambda: [
                 *(cluster.name for cluster in service.clusters.values()),
+                *(instance.name for instance in service.instances.all.values()),
                 *(job.name for job in service.jobs.values()),
                 *(name for name in self.storage.containers if name != "azureml"),
             ]
@@ -100,3 +118,8 @@ class StandIn(AzureStandIn):
         """The container of a job dies, while the job goes on to say that it runs."""
         job = self.job(name)
         self.do(lambda: self.service.kill(job))
+
+    def spoil(self, name: str) -> None:
+        """The node of a job becomes unusable, while the job goes on to say that it runs."""
+        job = self.job(name)
+        self.do(lambda: self.service.spoil(job))

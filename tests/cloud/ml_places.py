@@ -8,6 +8,7 @@ from typing import Any
 
 from evalfleet.model import MachineId, Needs, Offer
 from evalfleet.places.azure_ml import AzureMlPlace, AzureMlSettings
+from evalfleet.places.azure_ml.instances import AzureMlInstances
 from evalfleet.ports import Check, PlaceContext
 from standins.azure_ml import StandIn, Timing
 from tests.cloud.places import SETTLE_S
@@ -15,7 +16,7 @@ from tests.cloud.places import SETTLE_S
 HOME = "abc123def456"
 SIZE = "Standard_D4s_v5"
 QUICK = (0.0, 0.02)
-FAST = Timing(QUICK, QUICK, QUICK, QUICK, QUICK)
+FAST = Timing(QUICK, QUICK, QUICK, QUICK, QUICK, QUICK)
 
 
 def settings(ml: StandIn, **more: Any) -> AzureMlSettings:
@@ -39,7 +40,21 @@ def place(
     ml: StandIn, home: Path, *, home_id: str = HOME, name_of_place: str = "ml", **more: Any
 ) -> AzureMlPlace:
     context = PlaceContext(home, home_id, {}, ml.service_principal(), home)
-    return AzureMlPlace.make(name_of_place, settings(ml, **more), context)
+    made = AzureMlPlace.make(name_of_place, settings(ml, **more), context)
+    assert isinstance(made, AzureMlPlace)
+    return made
+
+
+def instances(ml: StandIn, home: Path, *, inside: bool = True, **more: Any) -> AzureMlInstances:
+    """The place whose machines are compute instances. `inside`: the caller is in the machines' network."""
+    environ = ml.service_principal()
+    if inside:
+        here = {"endpoint": ml.endpoint_inside, "storage_endpoint": ml.storage_endpoint_inside}
+        environ, more = {**environ, "AZURE_AUTHORITY_HOST": ml.endpoint_inside}, {**here, **more}
+    context = PlaceContext(home, HOME, {}, environ, home)
+    made = AzureMlPlace.make("ml", settings(ml, compute="instances", **more), context)
+    assert isinstance(made, AzureMlInstances)
+    return made
 
 
 def offer(*, spot: bool = False) -> Offer:

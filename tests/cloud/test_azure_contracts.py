@@ -65,7 +65,8 @@ class Contract:
     def literals(self, type: str, field: str) -> set[str]:
         """What a field of a kind of objects may say, in small letters."""
         found = next(each for each in self._types if each.get("name") == type)
-        options = self._at(found["baseProperties"][field]["type"])["elements"]
+        fields = found.get("baseProperties") or found["properties"]
+        options = self._at(fields[field]["type"])["elements"]
         return {str(self._at(each).get("value", "")).lower() for each in options} - {""}
 
     def _at(self, reference: Json) -> Json:

@@ -14,7 +14,14 @@ from evalfleet.places.azure.arm import ArmClient, ArmEndpoint
 from evalfleet.places.azure_ml import AzureMlSettings
 from evalfleet.places.azure_ml.service import STAGES, VERSION
 from evalfleet.places.azure_ml.settings import MlAccount
-from evalfleet.places.azure_ml.template import MlJobBuild, cluster_body, environment_body, job_body
+from evalfleet.places.azure_ml.template import (
+    InstanceBuild,
+    MlJobBuild,
+    cluster_body,
+    environment_body,
+    instance_body,
+    job_body,
+)
 from standins.azure_ml import StandIn
 from tests.cloud import ml_places
 from tests.cloud.rest import Json
@@ -44,6 +51,45 @@ def test_what_we_send_is_what_azure_takes(spot: bool, more: dict[str, Any]) -> N
         assert complaints({"name": "n", **body}, kind, sent=True) == []
     sent["jobs"]["properties"].update(colour="red", status="Running")
     assert len(complaints({"name": "n", **sent["jobs"]}, "jobs", sent=True)) == 2, "mistakes are found"
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"subnet": SUBNET, "public_ip": False}, {"assigned_user": f"{'0' * 36}/{'1' * 36}"}]
+)
+def test_a_compute_instance_is_sent_as_azure_takes_it(more: dict[str, Any]) -> None:
+    build = InstanceBuild(
+        region="eastus",
+        size="Standard_D8s_v3",
+        setup="https://x",
+        stops_at=2e9,
+        idle_s=7200.0,
+        tags={"a": "b"},
+    )
+    body = instance_body(AzureMlSettings(compute="instances", **more), build)
+    inner = body["properties"]["properties"]
+    # the one thing that came with the next version of the API: Microsoft's own client is its witness
+    assert inner.pop("idleTimeBeforeShutdown") == "PT120M"
+    assert complaints({"name": "n", **body}, "computes", sent=True) == []
+    assert inner["schedules"]["computeStartStop"][0]["cron"]["expression"] == "35 3 18 5 *"
+
+
+def test_what_the_stand_in_shows_of_an_instance_is_what_azure_shows() -> None:
+    build = InstanceBuild(
+        region="eastus",
+        size="Standard_D8s_v3",
+        setup="https://x",
+        stops_at=4e9,
+        idle_s=7200.0,
+        tags={"a": "b"},
+    )
+    with StandIn(ml_timing=ml_places.FAST) as ml:
+        body = instance_body(AzureMlSettings(compute="instances"), build)
+        instances = ml.service.instances
+        shown = ml.do(
+            lambda: instances.show("/r", "Microsoft.MachineLearningServices", instances.add("one", body))
+        )
+        shown["properties"]["properties"].pop("idleTimeBeforeShutdown")
+        assert complaints(shown, "computes", sent=False) == []
 
 
 def test_what_the_stand_in_shows_is_what_azure_shows(tmp_path: Path) -> None:

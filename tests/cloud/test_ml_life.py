@@ -11,12 +11,16 @@ from typing import Any
 import pytest
 
 from evalfleet.channels.mailboxes import WAY
+from evalfleet.channels.samples import Load
 from evalfleet.channels.supervisor.mailbox import sealed
 from evalfleet.channels.supervisor.pilot import END, NO_KVM, START
 from evalfleet.errors import PlaceError, RequestError
 from evalfleet.model import Machine, Needs
+from evalfleet.places.azure.arm import ArmClient, ArmEndpoint
 from evalfleet.places.azure.mailboxes import container_of
 from evalfleet.places.azure_ml import AzureMlPlace, AzureMlSettings
+from evalfleet.places.azure_ml.monitor import MlMonitor
+from evalfleet.places.azure_ml.settings import MlAccount
 from evalfleet.ports import PlaceContext
 from standins.azure.blobs import KEY
 from standins.azure_ml import Failed, StandIn, Throttled
@@ -109,6 +113,9 @@ def test_a_job_that_is_stuck_is_given_up_in_time(
 
     async def act(made: AzureMlPlace) -> None:
         await made.create(ONE, offer(), LIFE_S)
+        coming = await seen(made, "pending", "gone")
+        if status == "Preparing" and coming.phase == "pending":
+            assert coming.step == "pull", "the rule docker_pull_slow goes by that"
         gone = await seen(made, "gone")
         assert told in gone.detail
         assert gone.start, "its node was billed, and another one may fare better"
@@ -149,7 +156,7 @@ async def _absent(made: AzureMlPlace) -> bool:
 @pytest.mark.parametrize(
     ("answer", "told", "for_good"),
     [
-        ("Error: manifest for docker.io/a/b:1 not found: manifest unknown", "check `image`", True),
+        ("Error: manifest for docker.io/a/b:1 not found: manifest unknown", "name an `image`", True),
         ("Error: toomanyrequests: You have reached your pull rate limit", "toomanyrequests", False),
     ],
 )
@@ -163,6 +170,10 @@ def test_a_pull_that_fails_is_told_in_the_registrys_words(
         gone = await seen(made, "gone")
         assert told in gone.detail
         assert bool(gone.start) != for_good, "without a start, the offer is given up"
+        if for_good:
+            with pytest.raises(PlaceError, match="name an `image`") as refused:
+                await made.create(machine_id(2), offer(), LIFE_S)
+            assert (refused.value.transient, refused.value.scope) == (False, "place")
         await made.delete(ONE)
 
     play(ml, tmp_path, act)
@@ -208,6 +219,87 @@ def test_where_no_virtual_machine_can_be_made_the_size_is_refused(ml: StandIn, t
         await made.delete(ONE)
 
     play(ml, tmp_path, act)
+
+
+def test_a_node_without_the_device_refuses_its_size_in_the_words_of_docker(
+    ml: StandIn, tmp_path: Path
+) -> None:
+    """Then no container of ours begins at all, and no pilot can try it."""
+    ml.service.has_kvm = False
+
+    async def act(made: AzureMlPlace) -> None:
+        (first, *_) = await made.offers(Needs(nested_virtualization=True, strict=False))
+        await made.create(ONE, first, LIFE_S)
+        gone = await seen(made, "gone")
+        assert "adding custom device" in gone.detail
+        assert not gone.start
+        with pytest.raises(PlaceError, match="name other `sizes`") as refused:
+            await made.create(machine_id(2), first, LIFE_S)
+        assert (refused.value.transient, refused.value.scope) == (False, "offer")
+        await made.delete(ONE)
+
+    play(ml, tmp_path, act)
+
+
+def test_a_job_whose_node_is_unusable_is_given_up_whatever_azure_says_of_it(
+    ml: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from evalfleet.places.azure_ml import service
+
+    monkeypatch.setattr(service, "RECHECK_S", 0.2)
+
+    async def act(made: AzureMlPlace) -> None:
+        await made.create(ONE, offer(), LIFE_S)
+        await seen(made, "pending")
+        until(lambda: ml.job(ONE).status == "Running", "it runs")
+        begin(ml)
+        up = await seen(made, "up")
+        ml.spoil(ONE)
+        gone = await seen(made, "gone")
+        assert gone.detail == f"Azure ML: running, but its node {up.node} is unusable"
+        assert gone.start, "another node may fare better"
+        await made.delete(ONE)
+
+    play(ml, tmp_path, act)
+    until(lambda: not ml.left(), lambda: f"{ml.left()}")
+
+
+def test_a_cluster_whose_nodes_are_all_unusable_is_left(ml: StandIn, tmp_path: Path) -> None:
+    async def act(made: AzureMlPlace) -> None:
+        await made.create(ONE, offer(), LIFE_S)
+        until(lambda: ml.job(ONE).status == "Running", "it runs")
+        await made.create(machine_id(2), offer(), LIFE_S)
+        ml.spoil(ONE)
+
+        async def second() -> str:
+            (found,) = [each for each in await made.list("run") if each.id == machine_id(2)]
+            return found.detail if found.phase == "gone" else ""
+
+        detail = await until_async(second, "it is given up")
+        assert "all nodes of its cluster (1) are unusable" in detail
+
+    play(ml, tmp_path, act, max_nodes=1)
+
+
+def test_what_azure_monitor_tells_of_a_node_is_read(ml: StandIn, tmp_path: Path) -> None:
+    ml.service.loads[JOB] = {
+        "CpuUtilizationPercentage": 99.0,
+        "CpuMemoryUtilizationPercentage": 97.5,
+        "DiskUsedMegabytes": 900.0,
+        "DiskAvailMegabytes": 100.0,
+    }
+
+    async def main() -> None:
+        endpoint = ArmEndpoint(ml.subscription, ml.endpoint, ca=str(ml.ca))
+        arm = ArmClient(endpoint, ml.service_principal())
+        account = MlAccount(
+            subscription=ml.subscription, group=ml.group, workspace=ml.workspace, owner="", ca=""
+        )
+        found = await MlMonitor(arm, account.path).loads([JOB, "evalfleet-other"])
+        await arm.close()
+        assert found == {JOB: Load(0.99, 0.975, 0.9)}, "of jobs that are not measured nothing is told"
+
+    asyncio.run(main())
 
 
 def test_a_job_that_azure_runs_anew_is_an_eviction_whoever_looks(ml: StandIn, tmp_path: Path) -> None:

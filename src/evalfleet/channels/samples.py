@@ -98,12 +98,12 @@ class Samples:
         written: Mapping[str, int] | None = None,
         now: Micros | None = None,
     ) -> None:
-        """`written`: by each job that runs there, as in `JobOutput`. `now` is the wall clock's, unless a test
-        says so."""
+        """`written`: by each job that runs there, as in `JobOutput`; None: nobody knows, so what is known of
+        them stays. `now` is the wall clock's, unless a test says so."""
         at = time.time_ns() // 1000 if now is None else now
         with contextlib.suppress(OSError):
             self._folder.mkdir(exist_ok=True)
-            jobs = self._outputs(machine, written or {}, at)
+            jobs = self._outputs(machine, written, at)
             newest = Newest(**load._asdict(), at=at, jobs=jobs)
             replace(self._path(machine), msgspec.json.encode(newest))
             if not 0 <= at - self._kept_at.get(machine, 0) < EVERY_S * SECOND:  # clocks jump both ways
@@ -117,11 +117,13 @@ class Samples:
         with contextlib.suppress(OSError):
             self._path(machine).unlink()
 
-    def _outputs(self, machine: str, written: Mapping[str, int], at: Micros) -> dict[str, JobOutput]:
+    def _outputs(self, machine: str, written: Mapping[str, int] | None, at: Micros) -> dict[str, JobOutput]:
         before = self._jobs.get(machine)
         if before is None:  # an earlier controller may have seen since when a job is quiet
             newest = read_newest(self._folder.parent, machine)
             before = {} if newest is None else dict(newest.jobs)
+        if written is None:
+            return before
         found: dict[str, JobOutput] = {}
         for job, size in written.items():
             known = before.get(job)

@@ -47,4 +47,8 @@ def test_the_client_makes_a_cluster_runs_a_job_and_removes_all() -> None:
     assert len(saw["nodes"]) == 1
     assert "CANCELED" in saw["cancelled"].upper()
     assert saw["storage"] == ["workspaceblobstore", "standinstorage", True]
+    assert saw["instance"] == [
+        *("w0Expexp0", "computeinstance", "Running", "Standard_D8_v3", True, {"a": "b"}),
+        *(600, "Stopped", "Running"),
+    ]
     assert saw["left"] == []

@@ -38,6 +38,27 @@ def client() -> Any:
     return azure_ai_ml.MLClient(credential, *where, cloud="standin", cloud_metadata=cloud, **trusted)
 
 
+def instance(ml: Any, entities: Any) -> list[Any]:
+    """As Windows Agent Arena's official script makes one; stopped, started, and deleted."""
+    wanted = entities.ComputeInstance(
+        name="w0Expexp0",
+        size="Standard_D8_v3",
+        idle_time_before_shutdown_minutes=600,
+        ssh_public_access_enabled=True,
+        tags={"a": "b"},
+    )
+    made = ml.compute.begin_create_or_update(wanted).result()
+    saw = [made.name, made.type, made.state, made.size, made.ssh_public_access_enabled, made.tags]
+    saw.append(made.idle_time_before_shutdown_minutes)
+    ml.compute.begin_stop(made.name).result()
+    saw.append(ml.compute.get(made.name).state)
+    ml.compute.begin_start(made.name).result()
+    saw.append(ml.compute.get(made.name).state)
+    ml.compute.begin_restart(made.name).result()
+    ml.compute.begin_delete(made.name).result()
+    return saw
+
+
 def main() -> None:
     azure_ai_ml: Any = importlib.import_module("azure.ai.ml")
     entities: Any = importlib.import_module("azure.ai.ml.entities")
@@ -69,6 +90,7 @@ def main() -> None:
     saw["cancelled"] = str(ml.jobs.get("w1").status)
     store = ml.datastores.get_default(include_secrets=True)
     saw["storage"] = [store.name, store.account_name, bool(store.credentials.account_key)]
+    saw["instance"] = instance(ml, entities)
     ml.compute.begin_delete("witness").result()
     saw["left"] = [each.name for each in ml.compute.list()]
     print(json.dumps(saw))

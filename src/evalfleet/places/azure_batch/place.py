@@ -104,7 +104,7 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
 
     async def offers(self, needs: Needs) -> Sequence[Offer]:
         """By the list of prices: Batch is asked nothing."""
-        self._kvm = needs.nested_virtualization and needs.strict
+        self._kvm = needs.nested_virtualization
         book = AzurePriceBook.of(self._folder)
         return preflight.offers_of(self._name, self._settings, self._account.region, book, needs)
 

@@ -13,12 +13,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from evalfleet.channels.mailboxes import MailPilot
-from evalfleet.channels.samples import Samples
+from evalfleet.channels.samples import Load, Samples
+from evalfleet.channels.supervisor.pilot import NO_KVM
 from evalfleet.errors import MachineUnavailable, PlaceError
 from evalfleet.model import Machine, MachineId, Needs, Offer
 from evalfleet.places.azure.arm import ArmClient, ArmEndpoint
 from evalfleet.places.azure.bills import AzureBills
-from evalfleet.places.azure.blobs import STORAGE_SCOPE, BlobClient
 from evalfleet.places.azure.mailboxes import BlobMailboxes
 from evalfleet.places.azure.names import HOME, POOL, tags_of
 from evalfleet.places.azure.prices import AzurePriceBook
@@ -37,13 +37,17 @@ from evalfleet.places.vm.settings import MachineUse
 from evalfleet.ports import Belonging, Channel, Check, Fence, Made, PlaceContext, Preflight
 
 from . import preflight
+from .instances import AzureMlInstances
+from .monitor import MlMonitor, QuietMachines
 from .service import (
+    IMAGE_REMEDY,
     RUNNING,
     MlClient,
     MlJob,
     MlSighting,
     StagePatience,
     WorkspaceInventory,
+    is_cluster,
     machine_of,
 )
 from .settings import AzureMlSettings, MlAccount, account_of
@@ -57,6 +61,7 @@ from .template import (
     job_body,
     job_name,
 )
+from .workspace import MlWorkspace, no_workspace
 
 CLUSTER_S = 300.0
 """How long a cluster may take to be made, which has no nodes yet."""
@@ -65,48 +70,8 @@ CANCEL_S = 600.0
 DELETE_S = 100.0
 """For so long one call of `delete` waits for a job to end."""
 PAUSE_S = 1.0
-
-
-class MlWorkspace:
-    """A workspace with its storage, asked for once and when they are needed. All raise ArmFault."""
-
-    def __init__(
-        self, client: MlClient, login: ArmClient, settings: AzureMlSettings, account: MlAccount
-    ) -> None:
-        """`login`: whose tokens are for storage."""
-        self.client = client
-        self._login, self._settings, self._account = login, settings, account
-        self._blobs: BlobClient | None = None
-        self._region = settings.region
-        self._lock = asyncio.Lock()
-
-    async def region(self) -> str:
-        if not self._region:
-            shown = await self.client.workspace()
-            if shown is None:
-                raise no_workspace(self._account)
-            self._region = str(shown.get("location") or "").replace(" ", "").lower()
-        return self._region
-
-    async def blobs(self) -> BlobClient:
-        async with self._lock:
-            if self._blobs is None:
-                account = await self.client.storage(self._settings.storage_endpoint)
-                self._blobs = BlobClient(account, self.client.arm.now, self._account.ca, self._login.token)
-        return self._blobs
-
-    async def close(self) -> None:
-        if self._blobs is not None:
-            await self._blobs.close()
-        await self._login.close()
-
-
-def no_workspace(account: MlAccount) -> PlaceError:
-    why = (
-        f"there is no workspace {account.workspace} in the resource group {account.group}; `az ml workspace "
-        "list -o table` shows yours"
-    )
-    return PlaceError(why, transient=False, scope="place")
+QUIET_S = 60.0
+"""A machine that has not told its load for so long: Azure Monitor is asked for it."""
 
 
 class AzureMlPlace(Preflight):
@@ -127,13 +92,15 @@ class AzureMlPlace(Preflight):
         endpoint = ArmEndpoint(account.subscription, settings.endpoint, settings.scope, account.ca)
         self._arm = ArmClient(endpoint, context.environ)
         self._client = MlClient(self._arm, account)
-        storage = ArmEndpoint("", settings.endpoint, STORAGE_SCOPE, account.ca)
-        login = ArmClient(storage, context.environ)
-        self._workspace = MlWorkspace(self._client, login, settings, account)
+        self._workspace = MlWorkspace(self._client, settings, account, context.environ)
         self._boxes = BlobMailboxes("ml", context, account.owner, self._workspace.blobs, self._arm.now)
         self._use: MachineUse = "pool" if context.for_pool else "run"
         self._home = context.home_id
         self._samples = Samples(context.home)
+        self._told_at: dict[MachineId, float] = {}
+        """When each machine that has a channel has told its load, by our steady clock."""
+        monitor = MlMonitor(self._arm, account.path)
+        self._monitor = QuietMachines(monitor, self._quiet, self._samples.keep)
         self._inventory: WorkspaceInventory | None = None
         self._looks = ServiceLooks(self._look, settings.poll_s)
         self._turns: dict[str, asyncio.Lock] = {}
@@ -144,15 +111,22 @@ class AzureMlPlace(Preflight):
         """By job that is being deleted: since when, by Azure's clock."""
         self._refused: dict[str, str] = {}
         """Clusters whose nodes have turned out to be of no use, and why."""
+        self._no_image = ""
+        """Why no container can be had: all machines are made of the same image."""
         self._kvm = False
         """Must machines be able to run virtual machines?"""
 
     @classmethod
-    def make(cls, name: str, settings: AzureMlSettings, context: PlaceContext) -> AzureMlPlace:
+    def make(
+        cls, name: str, settings: AzureMlSettings, context: PlaceContext
+    ) -> AzureMlPlace | AzureMlInstances:
+        """By `compute`: jobs on a cluster, or compute instances."""
         check_installed(name, ("azure.identity", "azure.mgmt.resource", "aiohttp"), "azure")
         account = account_of(name, settings, context)
         # without a region of its own, one that has a price for all that is known
         check_priced(name, settings, settings.region or "eastus", AzurePriceBook.of(context.home))
+        if settings.compute == "instances":
+            return AzureMlInstances.of(name, settings, account, context)
         return cls(name, settings, account, context)
 
     @property
@@ -165,7 +139,7 @@ class AzureMlPlace(Preflight):
 
     async def offers(self, needs: Needs) -> Sequence[Offer]:
         """By the list of prices; the workspace is asked for its region, unless the settings name it."""
-        self._kvm = needs.nested_virtualization and needs.strict
+        self._kvm = needs.nested_virtualization
         with as_refusal(f"place {self._name!r}"):
             region = await self._workspace.region()
         book = AzurePriceBook.of(self._context.home)
@@ -186,8 +160,10 @@ class AzureMlPlace(Preflight):
         for id, seen in sorted(found.items()):
             if id.startswith(f"{pool}-"):
                 machine = machine_of(seen, now, patience)
-                if machine.detail in REFUSALS.values() and seen.job is not None:
+                if machine.detail.endswith(REFUSALS[NO_KVM]) and seen.job is not None:
                     self._refused[seen.job.cluster] = machine.detail
+                elif IMAGE_REMEDY in machine.detail:
+                    self._no_image = machine.detail
                 machines.append(machine)
         self._looks.note(machines)
         return tuple(machines)
@@ -206,6 +182,8 @@ class AzureMlPlace(Preflight):
         cluster = self._cluster_of(machine, offer)
         if why := self._refused.get(cluster):
             raise PlaceError(f"{offer.size}: {why}", transient=False, scope="offer")
+        if self._no_image:
+            raise PlaceError(self._no_image, transient=False, scope="place")
         name = job_name(machine, self._settings.name)
         async with self._turn(name):
             with as_refusal(f"{offer.size} in {offer.region}"):
@@ -289,6 +267,7 @@ class AzureMlPlace(Preflight):
     async def delete(self, machine: MachineId) -> None:
         """End the job, and remove all there is of it; with a run's last job its cluster goes, too."""
         self._samples.drop(machine)
+        self._told_at.pop(machine, None)
         await self._delete(machine, job_name(machine, self._settings.name))
 
     async def _delete(self, machine: MachineId, name: str) -> None:
@@ -332,10 +311,26 @@ class AzureMlPlace(Preflight):
     # -- reaching them -----------------------------------------------------------------------------------
 
     def channel(self, machine: Machine, fence: Fence) -> Channel:
-        on_load = functools.partial(self._samples.keep, machine.id)
+        on_load = functools.partial(self._keep_load, machine.id)
+        self._told_at[machine.id] = time.monotonic()
+        self._monitor.begin()
         return self._boxes.channel(machine.id, fence, self._context.secrets, on_load)
 
+    def _keep_load(self, machine: MachineId, load: Load, written: Mapping[str, int] | None = None) -> None:
+        self._told_at[machine] = time.monotonic()
+        self._samples.keep(machine, load, written)
+
+    def _quiet(self) -> Mapping[str, str]:
+        """Machines that do not tell their load, and their jobs."""
+        since = time.monotonic() - QUIET_S
+        return {
+            machine: job_name(machine, self._settings.name)
+            for machine, at in self._told_at.items()
+            if at < since
+        }
+
     async def close(self) -> None:
+        await self._monitor.close()
         await self._workspace.close()
         await self._arm.close()
 
@@ -384,11 +379,12 @@ class AzureMlPlace(Preflight):
 def _unused_clusters(
     clusters: Sequence[Json], jobs: Sequence[MlJob]
 ) -> Sequence[tuple[str, Mapping[str, str]]]:
-    """Clusters of ours that no job uses, as if each were the last machine of its run."""
+    """Clusters of ours that no job uses, as if each were the last machine of its run. Compute instances are
+    machines of their own."""
     used = {job.cluster for job in jobs if job.stage != "over"}
     found: list[tuple[str, Mapping[str, str]]] = []
     for shown in clusters:
         name, tags = str(shown.get("name")), table(shown.get("tags"))
-        if HOME in tags and name not in used:
+        if HOME in tags and name not in used and is_cluster(shown):
             found.append((name, {key: str(value) for key, value in tags.items()}))
     return found

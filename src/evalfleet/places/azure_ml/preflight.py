@@ -11,9 +11,16 @@ from evalfleet.model import MachineId, Needs, Offer
 from evalfleet.places.azure.answers import ArmFault
 from evalfleet.places.azure.blobs import BlobClient
 from evalfleet.places.azure.names import HOME
-from evalfleet.places.azure.prices import AzurePriceBook
-from evalfleet.places.azure.services import WHOSE, looked, node_offers, offer_checks, storage_checks
-from evalfleet.places.azure.sizes import VmSize, vcpus
+from evalfleet.places.azure.prices import ADDRESS, AzurePriceBook, disk
+from evalfleet.places.azure.services import (
+    WHOSE,
+    looked,
+    node_offers,
+    node_price,
+    offer_checks,
+    storage_checks,
+)
+from evalfleet.places.azure.sizes import VmSize, fits, size_of, vcpus
 from evalfleet.places.vm.answers import Json, rows, table
 from evalfleet.places.vm.preflight import clock_checks, machine_words, workers_checks
 from evalfleet.ports import Check, Made
@@ -25,6 +32,13 @@ from .template import END_S, job_name
 SCALE_DOWN_S = 180.0
 """So long Azure may take to give a node back that has been idle for long enough."""
 QUOTAS = "the studio's page Quota (https://ml.azure.com/quota)"
+INSTANCE_DISK = disk("Premium_LRS", 120)
+"""The system disk of a compute instance."""
+BALANCER_USD_PER_HOUR = 0.025
+"""Of the load balancer in front of a compute instance (November 2026, list price of one with a rule)."""
+TEARDOWN_S = 120.0
+INSTANCE_LOST_S = 60.0
+"""A silence of so many seconds before a compute instance is restarted."""
 DISK_GB = 64
 """What a node has for images and files at least: the system disk of clusters is 120 GB, in part taken."""
 
@@ -50,6 +64,37 @@ def offers_of(
 
     sizes = settings.sizes[:1] if settings.cluster else settings.sizes
     return node_offers(settings, sizes, region, book, needs, DISK_GB, made)
+
+
+def instance_offers(
+    place: str, settings: AzureMlSettings, region: str, book: AzurePriceBook, needs: Needs
+) -> Sequence[Offer]:
+    """Compute instances that can be had, cheapest first. What is billed while one is stopped comes on top."""
+    address = [book.extra(ADDRESS, region)] if settings.public_ip else []
+    idle = sum(quote.usd for quote in (book.extra(INSTANCE_DISK, region), *address)) + BALANCER_USD_PER_HOUR
+    offers = [
+        Offer(
+            place,
+            size.name,
+            region,
+            usd_per_hour=round(quote.usd + idle, 6),
+            capacity=settings.max_nodes,
+            teardown_s=TEARDOWN_S,
+            settle_s=settings.settle_s,
+            family=size.series.family,
+            idle_usd_per_hour=round(idle, 6),
+            sweep_s=SCALE_DOWN_S,
+            lost_s=min(settings.lost_s, INSTANCE_LOST_S),
+            priced=quote.as_of,
+            cpus=size.cpus,
+            memory_gb=size.memory_gb or 0.0,
+            mends=("restart",),
+        )
+        for size in filter(None, map(size_of, settings.sizes))
+        if fits(size, needs, DISK_GB)
+        if (quote := node_price(settings, book, size, region, spot=False)) is not None
+    ]
+    return sorted(offers, key=lambda offer: offer.usd_per_hour)
 
 
 def outline(
@@ -146,10 +191,13 @@ class MlChecks:
             checks.append(Check("region", "bad", told, f'set region = "{region}", or leave it out'))
         found = await offers()
         idle = f"a node is billed from its start, and {self._settings.idle_s:g} s after its last job"
+        if self._settings.compute == "instances" and found:
+            idle = f"${found[0].idle_usd_per_hour:.3f} of that also while it is stopped"
         checks += offer_checks(found, needs, region, idle)
         checks += await looked("storage", self._storage, must=True)
         checks += self._network(table(shown.get("properties")))
-        checks += self._image(table(shown.get("properties")))
+        if self._settings.compute == "clusters":
+            checks += self._image(table(shown.get("properties")))
         if self._settings.cluster:
             checks += await looked("cluster", lambda: self._own_cluster(found), must=True)
         quota = await looked("quota", lambda: self._quota(found, workers, region), must=False)
@@ -164,6 +212,10 @@ class MlChecks:
             told = "the workspace is reached from its own network only"
             return [Check("network", "warn", told, "run evalfleet there: nodes are reached by mailbox alone")]
         told = "nodes are reached by a mailbox in the storage account; no port is open"
+        if self._settings.compute == "instances":
+            told = "instances are reached by SSH with a key of ours; their port is open to everybody"
+            if not self._settings.public_ip:
+                told = "instances are reached by SSH from within their network, or by `jump`"
         if isolation.lower() == "allowonlyapprovedoutbound":
             remedy = "allow what tasks need (model APIs) in the workspace's outbound rules"
             return [Check("network", "warn", f"{told}; nodes reach approved addresses only", remedy)]

@@ -10,6 +10,7 @@ from typing import Literal
 from msgspec import Struct, structs
 
 from evalfleet.channels.mailboxes import PilotMarks
+from evalfleet.channels.supervisor.pilot import NO_KVM
 from evalfleet.model import Machine, MachineId
 from evalfleet.places.azure.answers import ArmFault
 from evalfleet.places.azure.arm import ArmClient
@@ -26,7 +27,7 @@ from evalfleet.places.azure.services import (
 from evalfleet.places.vm.answers import Json, rows, table
 
 from .settings import MlAccount
-from .template import ENVIRONMENT
+from .template import ENVIRONMENT, INSTANCE_VERSION
 
 VERSION = "2025-09-01"
 DATASTORE = "workspaceblobstore"
@@ -63,6 +64,10 @@ ON_A_NODE = frozenset(
 )
 """Statuses that a job does not reach without a node, which is billed."""
 RUNNING: frozenset[Stage] = frozenset(("waits", "prepares", "runs"))
+KVM = "/dev/kvm"
+UNUSABLE = "unusable"
+IMAGE_REMEDY = "name an `image`"
+"""All machines are made of the same image: with these words the place is given up."""
 _PERMANENT = re.compile(
     r"manifest.*(unknown|not found)|no such image|pull access denied|unauthorized|authentication required"
     r"|repository does not exist|invalid reference format|not found: manifest",
@@ -98,6 +103,17 @@ def job_of(shown: Json) -> MlJob:
     return MlJob(str(shown.get("name")), str(properties.get("status") or "").lower(), cluster, tags)
 
 
+class MlNode(Struct, frozen=True):
+    """A node that has a job."""
+
+    id: str = ""
+    state: str = ""
+    """In small letters: running, preparing, unusable, leaving, preempted."""
+
+
+NO_NODE = MlNode()
+
+
 class MlSighting(Struct, frozen=True):
     """One machine of ours: its job and its mailbox, one of which may be gone."""
 
@@ -105,8 +121,8 @@ class MlSighting(Struct, frozen=True):
     job: MlJob | None = None
     has_box: bool = False
     marks: PilotMarks = PilotMarks()
-    node: str = ""
-    """Azure's id of the node that it has."""
+    node: MlNode = NO_NODE
+    """The node that it has, as its cluster shows it."""
     cluster: Json = {}
     """What the workspace shows of its cluster, if it must be known."""
     since: float = 0.0
@@ -115,6 +131,10 @@ class MlSighting(Struct, frozen=True):
     """When it was first seen to be over."""
     words: str = ""
     """The end of its log, if it failed before its pilot began."""
+
+
+def is_cluster(compute: Json) -> bool:
+    return str(table(compute.get("properties")).get("computeType")).lower() == "amlcompute"
 
 
 class MlClient:
@@ -180,21 +200,35 @@ class MlClient:
     async def add_cluster(self, name: str, body: Json) -> None:
         await self.arm.send("PUT", f"{self.root}/computes/{name}", VERSION, body)
 
-    async def nodes(self, cluster: str) -> Mapping[str, str]:
-        """The nodes of a cluster that have a job: their ids, by its name."""
+    async def nodes(self, cluster: str) -> Mapping[str, MlNode]:
+        """The nodes of a cluster that have a job, by its name."""
         try:
             told = await self.arm.send("POST", f"{self.root}/computes/{cluster}/listNodes", VERSION)
         except ArmFault as fault:
             if fault.status == 404:
                 return {}
             raise
-        return {str(node.get("runId")): str(node.get("nodeId")) for node in rows(told.get("nodes"))}
+        return {
+            str(node.get("runId")): MlNode(str(node.get("nodeId")), str(node.get("nodeState") or "").lower())
+            for node in rows(told.get("nodes"))
+        }
 
     async def delete_cluster(self, name: str) -> None:
         try:
             await self._delete(f"{self.root}/computes/{name}", underlyingResourceAction="Delete")
         except ArmFault as fault:
             if fault.status != 409:  # it is being deleted
+                raise
+
+    async def put_instance(self, name: str, body: Json) -> None:
+        await self.arm.send("PUT", f"{self.root}/computes/{name}", INSTANCE_VERSION, body)
+
+    async def act(self, compute: str, action: str) -> None:
+        """Start, stop or restart a compute instance."""
+        try:
+            await self.arm.send("POST", f"{self.root}/computes/{compute}/{action}", VERSION)
+        except ArmFault as fault:
+            if fault.status != 409:  # something is being done to it: the next look tells what
                 raise
 
     async def add_environment(self, version: str, body: Json) -> str:
@@ -217,7 +251,9 @@ class WorkspaceInventory:
         """When the marks in its mailbox were read."""
         self._ended: dict[MachineId, float] = {}
         self._words: dict[MachineId, str] = {}
-        self._nodes: dict[MachineId, str] = {}
+        self._nodes: dict[MachineId, MlNode] = {}
+        self._nodes_at: dict[str, float] = {}
+        """By cluster: when its nodes were asked for."""
 
     async def look(self) -> Mapping[MachineId, MlSighting]:
         jobs, boxes = await asyncio.gather(self._client.jobs(), self._boxes.containers())
@@ -246,17 +282,25 @@ class WorkspaceInventory:
         return {seen.machine: seen for seen in closer}
 
     async def _find_nodes(self, found: Sequence[MlSighting]) -> None:
-        """Ask for the nodes of jobs that have got one since the last look."""
-        fresh = [
-            (seen.machine, seen.job)
+        """Ask for the nodes of jobs that have got one since the last look, and now and then for all: a node
+        may become unusable while its job is said to run."""
+        jobs = {
+            seen.machine: seen.job
             for seen in found
-            if seen.job is not None
-            and seen.job.stage in ("prepares", "runs")
-            and seen.machine not in self._nodes
-        ]
-        clusters = sorted({job.cluster for _, job in fresh} - {""})
+            if seen.job is not None and seen.job.stage in ("prepares", "runs")
+        }
+        now = self._client.arm.now()
+        asked = {
+            job.cluster
+            for machine, job in jobs.items()
+            if machine not in self._nodes or not 0 <= now - self._nodes_at.get(job.cluster, 0.0) < RECHECK_S
+        }
+        clusters = sorted(asked - {""})
+        self._nodes_at.update(dict.fromkeys(clusters, now))
         for nodes in await asyncio.gather(*(self._client.nodes(name) for name in clusters)):
-            self._nodes.update({machine: nodes[job.name] for machine, job in fresh if job.name in nodes})
+            self._nodes.update(
+                {machine: nodes[job.name] for machine, job in jobs.items() if job.name in nodes}
+            )
 
     async def _asked_clusters(self, found: Sequence[MlSighting]) -> Mapping[str, Json]:
         """Those that machines wait for: why, only the cluster tells; and those of jobs without a mailbox."""
@@ -291,7 +335,7 @@ class WorkspaceInventory:
         return structs.replace(
             seen,
             marks=marks,
-            node=self._nodes.get(machine, ""),
+            node=self._nodes.get(machine, NO_NODE),
             cluster=clusters.get(job.cluster, {}) if job is not None else {},
             since=self._since[machine][1],
             ended_at=ended_at,
@@ -332,7 +376,7 @@ def machine_of(seen: MlSighting, now: float, patience: StagePatience) -> Machine
     if job is None:
         detail = "being deleted" if marks.stop else "being submitted"
         return Machine(seen.machine, "gone" if marks.stop else "queued", ran_s=0.0, detail=detail)
-    node = seen.node or ("" if marks.start is None else marks.start.node)
+    node = seen.node.id or ("" if marks.start is None else marks.start.node)
     shown = Machine(seen.machine, "pending", job.name if marks.start else "", node, detail=_told(job))
     if marks.allocated is not None:
         shown = structs.replace(
@@ -343,6 +387,8 @@ def machine_of(seen: MlSighting, now: float, patience: StagePatience) -> Machine
         return structs.replace(shown, phase="evicted", detail=why)
     if marks.end is not None or job.stage in ("ends", "over"):
         return _ended(seen, job, shown)
+    if seen.node.state == UNUSABLE:
+        return structs.replace(shown, phase="gone", detail=f"{_told(job)}, but its node {node} is unusable")
     if marks.start is not None:
         return structs.replace(shown, phase="gone" if marks.stop else "up")
     if job.stage == "waits":
@@ -352,7 +398,7 @@ def machine_of(seen: MlSighting, now: float, patience: StagePatience) -> Machine
         what = "its image is not there" if job.stage == "prepares" else "its container has not started"
         detail = f"{_told(job)} for {(now - seen.since) / 60:.0f} min, but {what}"
         return structs.replace(shown, phase="gone", detail=detail)
-    return shown
+    return structs.replace(shown, step="pull" if job.stage == "prepares" else "")
 
 
 def _told(job: MlJob) -> str:
@@ -368,6 +414,11 @@ def _waiting(seen: MlSighting, job: MlJob) -> Machine:
         remedy = REMEDIES.get(code.lower(), "other `sizes` are tried")
         message = str(errors[0].get("message") or "").rstrip(".")
         return Machine(seen.machine, "gone", ran_s=0.0, detail=f"Azure ML: {message} ({code}); {remedy}")
+    counts = table(properties.get("nodeStateCounts"))
+    broken = int(counts.get("unusableNodeCount") or 0)
+    if steady and broken and broken == int(properties.get("currentNodeCount") or 0):
+        words = f"all nodes of its cluster ({broken}) are unusable; other `sizes` are tried"
+        return Machine(seen.machine, "gone", ran_s=0.0, detail=f"{_told(job)}, and {words}")
     told = str(properties.get("allocationState") or "").lower()
     return Machine(
         seen.machine, "queued", ran_s=0.0, detail=_told(job) + (f", its cluster is {told}" if told else "")
@@ -379,6 +430,9 @@ def _ended(seen: MlSighting, job: MlJob, shown: Machine) -> Machine:
     end = seen.marks.end
     if end is not None and end.code in REFUSALS:
         return structs.replace(shown, phase="gone", address="", start="", detail=REFUSALS[end.code])
+    if seen.marks.start is None and KVM in seen.words:  # no container can be started with the device
+        told = f"Azure ML: {seen.words}; {REFUSALS[NO_KVM]}"
+        return structs.replace(shown, phase="gone", start="", detail=told)
     ran_s = shown.ran_s
     if end is not None and seen.marks.allocated is not None:
         ran_s = max(0.0, end.at - seen.marks.allocated)
@@ -392,7 +446,7 @@ def _ended(seen: MlSighting, job: MlJob, shown: Machine) -> Machine:
         if words in seen.words:
             return structs.replace(shown, phase="gone", start="", detail=REFUSALS[code])
     if _PERMANENT.search(seen.words):
-        told = f"Azure ML: {seen.words}; check `image` (`evalfleet doctor` looks)"
+        told = f"Azure ML: {seen.words}; {IMAGE_REMEDY} that is there (`evalfleet doctor` looks)"
         return structs.replace(shown, phase="gone", start="", detail=told)
     told = f"{_told(job)} before its container began" + (f": {seen.words}" if seen.words else "")
     return structs.replace(shown, phase="gone", detail=told)

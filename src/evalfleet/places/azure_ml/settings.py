@@ -19,6 +19,7 @@ _WORKSPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{2,32}")
 _CLUSTER = re.compile(r"[A-Za-z][A-Za-z0-9-]{1,31}")
 _REGION = re.compile(r"[a-z][a-z0-9]*")
 _SUBNET = re.compile(r"/subscriptions/.+/virtualNetworks/[^/]+/subnets/[^/]+", re.IGNORECASE)
+_PERSON = re.compile(r"[0-9a-fA-F-]{36}/[0-9a-fA-F-]{36}")
 REFERENCE = re.compile(r"[\w.-]+(:\d+)?(/[\w.-]+)*(:[\w.-]+)?(@sha256:[0-9a-f]{64})?")
 
 
@@ -47,6 +48,22 @@ class AzureMlSettings(Struct, frozen=True, forbid_unknown_fields=True):
         str, Meta(description="more of `docker run` for it; --device=/dev/kvm comes by itself if needed")
     ] = ""
     shm_gb: Annotated[int, Meta(ge=0, description="shared memory of the container; 0: what Azure gives")] = 0
+    compute: Annotated[
+        Literal["clusters", "instances"],
+        Meta(
+            description="instances: a compute instance is a machine, which SSH leads to and `pool` can stop"
+        ),
+    ] = "clusters"
+    assigned_user: Annotated[
+        str, Meta(description="of instances: TENANT/OBJECT, the ids of the person that they are for")
+    ] = ""
+    key: Annotated[
+        str, Meta(description="of instances: a private key of yours to come in with; else one is made")
+    ] = ""
+    jump: Annotated[str, Meta(description="of instances: [user@]host[:port][,...] to go through")] = ""
+    answer_s: Annotated[
+        float, Meta(gt=0, description="of instances: one that runs must answer within so many seconds")
+    ] = 600.0
     cluster: Annotated[
         str,
         Meta(description="a cluster of yours, which is neither resized nor deleted; else a run has its own"),
@@ -113,6 +130,8 @@ class MlAccount(Struct, frozen=True, kw_only=True):
     owner: str
     ca: str
     """An absolute path, or empty."""
+    key: str = ""
+    """An absolute path, or empty."""
 
     @property
     def path(self) -> str:
@@ -151,6 +170,7 @@ def account_of(name: str, settings: AzureMlSettings, context: PlaceContext) -> M
         workspace=workspace,
         owner=user_of(settings.owner, environ),
         ca=file_of(name, "ca", settings.ca, context),
+        key=file_of(name, "key", settings.key, context),
     )
 
 
@@ -175,7 +195,23 @@ def _problems(settings: AzureMlSettings) -> list[str]:
         found.append("public_ip = false needs `subnet`: Azure makes such nodes in a network of yours only")
     if settings.cluster and settings.subnet:
         found.append("with `cluster`, the cluster itself says where its nodes are: leave out `subnet`")
+    found += _instance_problems(settings)
     for setting, value in (("endpoint", settings.endpoint), ("storage_endpoint", settings.storage_endpoint)):
         if value and not value.startswith("https://"):
             found.append(f"`{setting}` must begin with https://: tokens are not sent in the clear")
+    return found
+
+
+def _instance_problems(settings: AzureMlSettings) -> list[str]:
+    found: list[str] = []
+    instances = settings.compute == "instances"
+    if instances and settings.spot:
+        found.append("compute instances are regular machines: leave out `spot`")
+    if instances and settings.cluster:
+        found.append('`cluster` is for jobs: leave it out with compute = "instances"')
+    if settings.assigned_user and not _PERSON.fullmatch(settings.assigned_user):
+        found.append("`assigned_user` must be TENANT/OBJECT, two ids (`az ad signed-in-user show` has yours)")
+    for name in ("assigned_user", "key", "jump"):
+        if getattr(settings, name) and not instances:
+            found.append(f'`{name}` needs compute = "instances": nodes of clusters are reached by mailbox')
     return found

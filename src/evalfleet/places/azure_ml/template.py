@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import math
 from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
 
 from msgspec import Struct
 
@@ -15,7 +19,10 @@ from evalfleet.places.vm.answers import Json
 
 from .settings import AzureMlSettings, MlAccount
 
+ADMIT = Path(__file__).with_name("admit.py")
 ENVIRONMENT = "evalfleet"
+INSTANCE_VERSION = "2025-12-01"
+"""Earlier versions of the API do not have `idleTimeBeforeShutdown`; Microsoft's own client uses this one."""
 END_S = 60.0
 """How long the pilot may take to end what runs on the machine, after its time."""
 KVM = "--device=/dev/kvm"
@@ -72,6 +79,75 @@ def cluster_body(
         "tags": dict(tags),
         "properties": {"computeType": "AmlCompute", "disableLocalAuth": True, "properties": properties},
     }
+
+
+class InstanceBuild(Struct, frozen=True, kw_only=True):
+    """All that a compute instance is made of."""
+
+    region: str
+    size: str
+    setup: str
+    """The address of the blob that is its creation program, with a token for it alone."""
+    stops_at: float
+    """When Azure is to stop it, by Azure's clock."""
+    idle_s: float
+    """Azure stops it, too, when nobody has used it for so long in the sense of notebooks and jobs."""
+    tags: Mapping[str, str]
+
+
+def instance_name(machine: MachineId, home: str) -> str:
+    """Of a machine's compute instance: names are the region's, and have 24 characters at most."""
+    return f"ef-{home[:6]}-{hashlib.sha256(f'{home}/{machine}'.encode()).hexdigest()[:12]}"
+
+
+def instance_body(settings: AzureMlSettings, build: InstanceBuild) -> Json:
+    """A compute instance that Azure itself stops at its end. SSH is open to whoever has our key."""
+    fetch = f"python3 -c \"import urllib.request as u; exec(u.urlopen('{build.setup}').read())\""
+    script = base64.b64encode(f"#!/bin/bash\n{fetch}\n".encode()).decode()
+    # by the minute, and never sooner than its end: a time that is over would come again in a year
+    stops = datetime.fromtimestamp(math.ceil(build.stops_at / 60 + 1) * 60, UTC)
+    stop = {
+        "action": "Stop",
+        "status": "Enabled",
+        "triggerType": "Cron",
+        "cron": {
+            "startTime": stops.strftime("%Y-%m-%dT00:00:00"),
+            "timeZone": "UTC",
+            "expression": f"{stops.minute} {stops.hour} {stops.day} {stops.month} *",
+        },
+    }
+    properties: Json = {
+        "vmSize": build.size,
+        "applicationSharingPolicy": "Personal",
+        "computeInstanceAuthorizationType": "personal",
+        "sshSettings": {"sshPublicAccess": "Enabled" if settings.public_ip else "Disabled"},
+        "enableNodePublicIp": settings.public_ip,
+        "idleTimeBeforeShutdown": f"PT{math.ceil(build.idle_s / 60)}M",
+        "schedules": {"computeStartStop": [stop]},
+        "setupScripts": {
+            "scripts": {"creationScript": {"scriptSource": "inline", "scriptData": script, "timeout": "10m"}}
+        },
+    }
+    if settings.subnet:
+        properties["subnet"] = {"id": settings.subnet}
+    if settings.assigned_user:
+        tenant, _, person = settings.assigned_user.partition("/")
+        user = {"assignedUser": {"tenantId": tenant, "objectId": person}}
+        properties["personalComputeInstanceSettings"] = user
+    return {
+        "location": build.region,
+        "tags": dict(build.tags),
+        "properties": {
+            "computeType": "ComputeInstance",
+            "disableLocalAuth": not settings.public_ip,
+            "properties": properties,
+        },
+    }
+
+
+def instance_setup(user: str, key: str, tells: str) -> str:
+    """The program that a compute instance runs when it is made. `tells`: where it is to tell its host key."""
+    return f"{ADMIT.read_text()}\n\nmain({user!r}, {key!r}, {tells!r})\n"
 
 
 def environment_version(image: str) -> str:

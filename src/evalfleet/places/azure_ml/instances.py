@@ -1,0 +1,465 @@
+"""Compute instances of a workspace, one a machine: made, started, stopped and deleted by us, reached by SSH.
+
+A compute instance is a computer of its own with Docker, as Windows Agent Arena's official script has it. Its
+creation script lets our key in, and writes the public host key of its SSH server into a container of blobs
+that only people of the workspace can write to: from there it is known before the first connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from typing import Literal, TypeAlias
+
+from msgspec import Struct, structs
+
+from evalfleet.channels.ssh.target import HostDown, HostLost, HostRefused
+from evalfleet.errors import MachineUnavailable, NoSuchMachine, PlaceError
+from evalfleet.model import Machine, MachineId, Needs, Offer
+from evalfleet.places.azure.answers import ArmFault
+from evalfleet.places.azure.arm import ArmClient, ArmEndpoint
+from evalfleet.places.azure.bills import AzureBills
+from evalfleet.places.azure.blobs import BlobClient
+from evalfleet.places.azure.names import EXPIRES, HOME, MACHINE, moment, tags_of
+from evalfleet.places.azure.prices import AzurePriceBook
+from evalfleet.places.azure.retail import RetailPrices
+from evalfleet.places.azure.services import belongings_of, knock
+from evalfleet.places.azure.sizes import vcpus
+from evalfleet.places.vm.answers import Json, Problem, as_refusal, rows, table
+from evalfleet.places.vm.place import UNSEEN, Snapshots, VmPlace, check_installed
+from evalfleet.places.vm.preflight import machine_words
+from evalfleet.places.vm.settings import VmAccount, VmSettings
+from evalfleet.places.vm.ssh_access import RunningVm, SshKeys
+from evalfleet.ports import Belonging, Check, Made, PlaceContext, Preflight
+
+from . import preflight
+from .service import MlClient
+from .settings import AzureMlSettings, MlAccount
+from .template import InstanceBuild, instance_body, instance_name, instance_setup, job_name
+from .workspace import MlWorkspace, no_workspace
+
+USER = "azureuser"
+"""Azure makes it on every compute instance, and it may do everything."""
+BOXES = "instance-"
+"""What the names of containers begin with that belong to compute instances."""
+SETUP, HOST_KEY = "setup", "host-key"
+MAKE_S = 900.0
+"""How long a compute instance may take to be made, or started."""
+DELETE_S = 100.0
+"""For so long one call of `delete` waits for it to be gone."""
+SHORTEST_S = 900.0
+LONGEST_S = 3 * 86_400.0
+"""What Azure takes for the time without use after which it stops a compute instance."""
+GOING_S = 60.0
+State: TypeAlias = Literal["comes", "runs", "rests", "failed", "goes"]
+STATES: Mapping[str, State] = {
+    "creating": "comes",
+    "settingup": "comes",
+    "usersettingup": "comes",
+    "starting": "comes",
+    "restarting": "comes",
+    "resizing": "comes",
+    "unknown": "comes",
+    "running": "runs",
+    "jobrunning": "runs",
+    "stopping": "rests",
+    "stopped": "rests",
+    "createfailed": "failed",
+    "setupfailed": "failed",
+    "usersetupfailed": "failed",
+    "unusable": "failed",
+    "deleting": "goes",
+}
+"""What each state of a compute instance means. One that Azure adds later counts as `unknown` does."""
+
+log = logging.getLogger(__name__)
+
+
+class MlInstance(Struct, frozen=True):
+    """A compute instance as the workspace lists it."""
+
+    name: str
+    machine: MachineId
+    size: str
+    state: str
+    """In small letters."""
+    address: str
+    """HOST:PORT of its SSH server; empty while it has none."""
+    trouble: tuple[Problem, ...]
+    """Azure's words, if something is wrong with it."""
+    tags: Mapping[str, str]
+
+    @property
+    def stage(self) -> State:
+        return STATES.get(self.state, "comes")
+
+    @property
+    def expires_at(self) -> float | None:
+        return moment(self.tags.get(EXPIRES, ""))
+
+
+class InstanceSnapshot(Struct, frozen=True):
+    """What there is of this home, by machine, at one moment."""
+
+    vms: Mapping[MachineId, MlInstance]
+    boxes: frozenset[MachineId]
+    """Machines that have a container of blobs, with or without a compute instance."""
+    taken: frozenset[str]
+    """Names of computes, in small letters, that are not this home's."""
+
+
+def instance_of(shown: Json, *, public: bool) -> MlInstance | None:
+    """None if it is no compute instance of evalfleet's."""
+    compute, tags = table(shown.get("properties")), _tags(shown)
+    if str(compute.get("computeType")).lower() != "computeinstance" or MACHINE not in tags:
+        return None
+    inner = table(compute.get("properties"))
+    ends = table(inner.get("connectivityEndpoints"))
+    host = str(ends.get("publicIpAddress" if public else "privateIpAddress") or "")
+    port = int(table(inner.get("sshSettings")).get("sshPort") or (50000 if public else 22))
+    state = str(inner.get("state") or compute.get("provisioningState") or "").lower()
+    errors = [*rows(inner.get("errors")), *rows(compute.get("provisioningErrors"))]
+    words = [table(each.get("error")) or each for each in errors]
+    trouble = tuple(Problem(str(each.get("code")), str(each.get("message")).rstrip(".")) for each in words)
+    address = f"{host}:{port}" if host else ""
+    return MlInstance(
+        str(shown.get("name")),
+        MachineId(tags[MACHINE]),
+        str(inner.get("vmSize") or ""),
+        "deleting" if str(compute.get("provisioningState")).lower() == "deleting" else state,
+        address,
+        trouble,
+        tags,
+    )
+
+
+def _tags(shown: Json) -> Mapping[str, str]:
+    return {str(key): str(value) for key, value in table(shown.get("tags")).items()}
+
+
+class InstanceInventory(Snapshots[InstanceSnapshot]):
+    """The compute instances of this home in a workspace. Raises ArmFault."""
+
+    def __init__(self, client: MlClient, workspace: MlWorkspace, home: str, *, public: bool) -> None:
+        super().__init__(self._take)
+        self._client, self._workspace, self._home, self._public = client, workspace, home, public
+
+    async def _take(self) -> InstanceSnapshot:
+        blobs = await self._workspace.blobs()
+        boxes, computes = await asyncio.gather(blobs.containers(BOXES), self._client.clusters())
+        found: dict[MachineId, MlInstance] = {}
+        taken: set[str] = set()
+        for shown in computes:
+            instance = instance_of(shown, public=self._public)
+            if instance is None or instance.tags.get(HOME) != self._home:
+                taken.add(str(shown.get("name")).lower())
+            else:
+                found[instance.machine] = instance
+        ours = {
+            MachineId(box.tags[MACHINE])
+            for box in boxes
+            if box.tags.get(HOME) == self._home and MACHINE in box.tags
+        }
+        return InstanceSnapshot(found, frozenset(ours), frozenset(taken))
+
+
+class InstanceControl:
+    """What brings compute instances up and down. Raises ArmFault, and PlaceError."""
+
+    def __init__(
+        self, client: MlClient, workspace: MlWorkspace, inventory: InstanceInventory, keys: SshKeys, form: str
+    ) -> None:
+        self._client, self._workspace, self._inventory = client, workspace, inventory
+        self._keys, self._form = keys, form
+
+    def box(self, machine: MachineId) -> str:
+        return box_name(machine, self._form)
+
+    async def until_running(self, machine: MachineId) -> MlInstance:
+        """Start it, if it rests, and wait until it runs."""
+        begun, asked = time.monotonic(), False
+        async for snapshot in self._inventory.watch():
+            vm = snapshot.vms.get(machine)
+            if vm is None or vm.stage == "goes":
+                raise ArmFault(409, (Problem("Canceled", "it was deleted while it came up"),))
+            if vm.stage == "runs":
+                return vm
+            if vm.stage == "failed":
+                state = Problem(vm.state, f"the compute instance {vm.name} has failed")
+                raise ArmFault(409, vm.trouble or (state,))
+            if vm.state == "stopped" and not asked:
+                await self._client.act(vm.name, "start")
+                asked = True
+            if time.monotonic() - begun > MAKE_S:
+                why = f"the compute instance {vm.name} is {vm.state} for {MAKE_S / 60:.0f} min"
+                raise PlaceError(why, transient=True, scope="offer")
+        raise AssertionError("snapshots never end")
+
+    async def boot(self, machine: MachineId, vm: MlInstance) -> AsyncGenerator[RunningVm]:
+        while True:
+            if not self._keys.has_host(machine):
+                await self._learn_key(machine)
+            known = self._keys.has_host(machine)
+            missing = "has no address yet" if known else "has not told its host key yet"
+            yield RunningVm(vm.name, vm.address if known else "", missing)
+            with as_refusal(UNSEEN):
+                seen = (await self._inventory.fresh()).vms.get(machine)
+            if seen is None or seen.stage not in ("comes", "runs"):
+                raise MachineUnavailable(machine, "it is gone again")
+            vm = seen
+
+    async def _learn_key(self, machine: MachineId) -> None:
+        with as_refusal(machine):
+            told = await (await self._workspace.blobs()).read(self.box(machine), HOST_KEY)
+        if told:
+            self._keys.pin(machine, told.decode("utf-8", "replace").strip())
+
+    async def console(self, vm: MlInstance) -> str:
+        return "(Azure ML shows no console; the studio's page Compute has the logs of its creation script)"
+
+    async def again(self, machine: MachineId, step: str) -> MlInstance:
+        """Restart it. Returns when it runs."""
+        vm = (await self._inventory.fresh()).vms.get(machine)
+        if vm is None or vm.stage not in ("comes", "runs"):
+            raise PlaceError(f"{machine} does not run", transient=False, scope="machine")
+        await self._client.act(vm.name, step)
+        return await self.until_running(machine)
+
+    async def authorize(self, machine: MachineId, user: str, public_key: str) -> bool:
+        """Azure ML runs nothing on a compute instance that is made already."""
+        return False
+
+    async def stop(self, machine: MachineId) -> None:
+        asked = False
+        async for snapshot in self._inventory.watch():
+            vm = snapshot.vms.get(machine)
+            if vm is None:
+                raise NoSuchMachine(machine)
+            if vm.state == "stopped":
+                return
+            if not asked and vm.stage == "runs":
+                await self._client.act(vm.name, "stop")
+                asked = True
+
+    async def remove(self, machine: MachineId) -> bool:
+        """Delete what there is of it, for a while. Is nothing left?"""
+        begun, asked_at = time.monotonic(), 0.0
+        async for snapshot in self._inventory.watch():
+            vm, now = snapshot.vms.get(machine), time.monotonic()
+            if vm is None and machine not in snapshot.boxes:
+                return True
+            if vm is None:
+                await (await self._workspace.blobs()).delete_container(self.box(machine))
+            elif vm.stage != "goes" and now - asked_at > GOING_S:
+                asked_at = now
+                await self._client.delete_cluster(vm.name)
+            if now - begun > DELETE_S:
+                break
+        return False
+
+
+async def _address(blobs: BlobClient, box: str, blob: str, rights: str, until: float) -> str:
+    """Of one blob, with a token for it alone."""
+    return f"{blobs.account.url}/{box}/{blob}?{await blobs.token(rights, until, box, blob)}"
+
+
+def box_name(machine: MachineId, form: str) -> str:
+    return f"{BOXES}{job_name(machine, form)}"[:63].rstrip("-")
+
+
+class AzureMlInstances(VmPlace[MlInstance, InstanceSnapshot], Preflight):
+    """Compute instances, each a machine. `pool` starts and stops them."""
+
+    Settings = AzureMlSettings
+    extra = "azure"
+    machine_s = 300.0
+    price_list = RetailPrices()
+    bill_reader = AzureBills()
+
+    def __init__(
+        self, name: str, settings: AzureMlSettings, account: MlAccount, arm: ArmClient, context: PlaceContext
+    ) -> None:
+        common = VmSettings(
+            user=USER, port=50000, answer_s=settings.answer_s, jump=settings.jump, owner=settings.owner
+        )
+        owner = VmAccount(owner=account.owner, ca=account.ca, key=account.key)
+        super().__init__(name, common, owner, context, ".azure_ml")
+        self._settings, self._account, self._arm = settings, account, arm
+        self._client = MlClient(arm, account)
+        self._workspace = MlWorkspace(self._client, settings, account, context.environ)
+        inventory = InstanceInventory(
+            self._client, self._workspace, context.home_id, public=settings.public_ip
+        )
+        self._instances = InstanceControl(self._client, self._workspace, inventory, self._keys, settings.name)
+        self._use_cloud(arm, inventory, self._instances)
+
+    @classmethod
+    def of(
+        cls, name: str, settings: AzureMlSettings, account: MlAccount, context: PlaceContext
+    ) -> AzureMlInstances:
+        check_installed(name, ("asyncssh",), "azure")
+        endpoint = ArmEndpoint(account.subscription, settings.endpoint, settings.scope, account.ca)
+        return cls(name, settings, account, ArmClient(endpoint, context.environ), context)
+
+    async def offers(self, needs: Needs) -> Sequence[Offer]:
+        with as_refusal(f"place {self._name!r}"):
+            region = await self._workspace.region()
+        book = AzurePriceBook.of(self._folder)
+        return preflight.instance_offers(self._name, self._settings, region, book, needs)
+
+    # -- up ------------------------------------------------------------------------------------
+
+    async def _have(
+        self,
+        snapshot: InstanceSnapshot,
+        machine: MachineId,
+        offer: Offer,
+        until: float,
+        on_allocated: Callable[[], None],
+    ) -> MlInstance:
+        vm, name = snapshot.vms.get(machine), instance_name(machine, self._home)
+        with as_refusal(f"{offer.size} in {offer.region}"):
+            if vm is not None and vm.stage == "goes":
+                raise MachineUnavailable(machine, "it is being deleted")
+            if name in snapshot.taken:
+                why = f"the workspace has a compute {name} that is not this home's; delete it"
+                raise PlaceError(why, transient=True, scope="machine")
+            if vm is None:
+                await self._put_setup(machine, until)
+            if vm is None or vm.state == "stopped":
+                await self._put(machine, name, offer.size, until)
+            found = await self._instances.until_running(machine)
+            on_allocated()
+            return found
+
+    async def _put_setup(self, machine: MachineId, until: float) -> None:
+        """The container that its creation script is in, and its host key will be."""
+        blobs, box = await self._workspace.blobs(), self._instances.box(machine)
+        if not await blobs.make_container(box, self._tags(machine, until)):
+            other = (await blobs.tags(box) or {}).get(HOME)
+            if other is not None and other != self._home:
+                why = f"the storage account has a container {box} that is not this home's; set another `name`"
+                raise PlaceError(why, transient=False, scope="place")
+        tells = await _address(blobs, box, HOST_KEY, "c", until)
+        program = instance_setup(USER, self._keys.login().public, tells)
+        await blobs.write(box, SETUP, program.encode())
+
+    async def _put(self, machine: MachineId, name: str, size: str, until: float) -> None:
+        """Make it, or give it another end: Azure stops it then, whoever is there."""
+        blobs, now = await self._workspace.blobs(), self._arm.now()
+        build = InstanceBuild(
+            region=await self._workspace.region(),
+            size=size,
+            setup=await _address(blobs, self._instances.box(machine), SETUP, "r", until),
+            stops_at=until,
+            idle_s=min(max(SHORTEST_S, until - now), LONGEST_S),
+            tags=self._tags(machine, until),
+        )
+        await self._client.put_instance(name, instance_body(self._settings, build))
+
+    def _tags(self, machine: MachineId, until: float) -> dict[str, str]:
+        return tags_of(machine, self._home, self._owner, self._use, until, {})
+
+    # -- what exists ---------------------------------------------------------------------------
+
+    async def list(self, pool: str) -> Sequence[Machine]:
+        snapshot = await self._snapshot()
+        now, found = self._arm.now(), {*snapshot.vms, *snapshot.boxes}
+        return tuple(
+            self._machine(machine, snapshot.vms.get(machine), now)
+            for machine in sorted(found)
+            if machine.startswith(f"{pool}-")
+        )
+
+    def _machine(self, machine: MachineId, vm: MlInstance | None, now: float) -> Machine:
+        if vm is None:
+            return Machine(machine, "gone", detail="its compute instance is not there")
+        words = [f"{problem.message} ({problem.code})" for problem in vm.trouble]
+        detail = f"Azure ML: {'; '.join(words) or vm.state}"
+        expired = vm.expires_at is not None and now > vm.expires_at
+        if expired or vm.stage in ("rests", "failed", "goes"):
+            return Machine(machine, "gone", detail=detail)
+        if vm.stage == "comes" or not vm.address:
+            return Machine(machine, "pending", detail=detail)
+        shown = Machine(machine, "up", vm.address, vm.name)
+        return structs.replace(
+            shown, timings=self._readiness.timings(machine), host_key=self._keys.host_public(machine)
+        )
+
+    async def extend(self, machine: MachineId, expires_s: float) -> None:
+        snapshot = await self._snapshot()
+        vm, until = snapshot.vms.get(machine), self._arm.now() + expires_s
+        if vm is None or vm.stage == "goes":
+            raise NoSuchMachine(machine)
+        with as_refusal(machine):
+            await self._put(machine, vm.name, vm.size, until)
+        if vm.stage == "runs":
+            await self._extend_there(machine, vm, until - self._arm.skew_s)
+
+    async def _extend_there(self, machine: MachineId, vm: MlInstance, until: float) -> None:
+        try:
+            await self._access.extend(machine, vm.address, until)
+        except (HostDown, HostLost) as err:
+            raise MachineUnavailable(machine, str(err)) from err
+        except HostRefused as err:
+            raise PlaceError(str(err), transient=False, scope="machine") from err
+
+    def _named(self, machine: MachineId) -> str:
+        return f"{instance_name(machine, self._home)} of {self._account.workspace}"
+
+    def _vcpus(self, size: str) -> int:
+        return vcpus(size)
+
+    async def close(self) -> None:
+        await self._workspace.close()
+        await super().close()
+
+    # -- before, and after ---------------------------------------------------------------------
+
+    def outline(self, machines: Sequence[tuple[MachineId, Offer]]) -> Sequence[Made]:
+        where = f"{self._account.workspace} in {self._account.group}"
+        return tuple(
+            Made(
+                "compute instance",
+                instance_name(machine, self._home),
+                where,
+                machine_words(offer, "", public_ip=self._settings.public_ip),
+            )
+            for machine, offer in machines
+        )
+
+    async def doubts(self, lasts_s: float) -> Sequence[str]:
+        async def ask() -> None:
+            if await self._client.workspace() is None:
+                raise no_workspace(self._account)
+            await self._workspace.blobs()
+
+        return await knock(self._arm, self._name, ask)
+
+    async def examine(self, needs: Needs, workers: int = 1) -> Sequence[Check]:
+        checks = preflight.MlChecks(self._client, self._workspace.blobs, self._settings, self._account)
+        return await checks.all(lambda: self.offers(needs), needs, workers)
+
+    async def belongings(self) -> Sequence[Belonging]:
+        """What is evalfleet's in the workspace, of all homes: compute instances, and their containers."""
+        with as_refusal(UNSEEN):
+            blobs = await self._workspace.blobs()
+            boxes, computes = await asyncio.gather(blobs.containers(BOXES), self._client.clusters())
+        instances = [instance for each in computes if (instance := instance_of(each, public=True))]
+        parts = (
+            *(("instance", each.name, each.tags) for each in instances),
+            *(("container", box.name, box.tags) for box in boxes),
+        )
+        return belongings_of(parts, f"{self._account.workspace} in {self._account.group}")
+
+    async def reap(self, belonging: Belonging) -> None:
+        with as_refusal(belonging.machine):
+            blobs = await self._workspace.blobs()
+            for part in belonging.parts:
+                what, _, name = part.partition(" ")
+                if what == "instance":
+                    await self._client.delete_cluster(name)
+                else:
+                    await blobs.delete_container(name)

@@ -1,0 +1,56 @@
+"""A workspace with what belongs to it: its region, and its storage account."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from evalfleet.errors import PlaceError
+from evalfleet.places.azure.arm import ArmClient, ArmEndpoint
+from evalfleet.places.azure.blobs import STORAGE_SCOPE, BlobClient
+
+from .service import MlClient
+from .settings import AzureMlSettings, MlAccount
+
+
+class MlWorkspace:
+    """A workspace with its storage, asked for once and when they are needed. All raise ArmFault."""
+
+    def __init__(
+        self, client: MlClient, settings: AzureMlSettings, account: MlAccount, environ: Mapping[str, str]
+    ) -> None:
+        self.client = client
+        # its tokens are for storage
+        self._login = ArmClient(ArmEndpoint("", settings.endpoint, STORAGE_SCOPE, account.ca), environ)
+        self._settings, self._account = settings, account
+        self._blobs: BlobClient | None = None
+        self._region = settings.region
+        self._lock = asyncio.Lock()
+
+    async def region(self) -> str:
+        if not self._region:
+            shown = await self.client.workspace()
+            if shown is None:
+                raise no_workspace(self._account)
+            self._region = str(shown.get("location") or "").replace(" ", "").lower()
+        return self._region
+
+    async def blobs(self) -> BlobClient:
+        async with self._lock:
+            if self._blobs is None:
+                account = await self.client.storage(self._settings.storage_endpoint)
+                self._blobs = BlobClient(account, self.client.arm.now, self._account.ca, self._login.token)
+        return self._blobs
+
+    async def close(self) -> None:
+        if self._blobs is not None:
+            await self._blobs.close()
+        await self._login.close()
+
+
+def no_workspace(account: MlAccount) -> PlaceError:
+    why = (
+        f"there is no workspace {account.workspace} in the resource group {account.group}; `az ml workspace "
+        "list -o table` shows yours"
+    )
+    return PlaceError(why, transient=False, scope="place")

@@ -1,0 +1,151 @@
+"""Limits of Azure Machine Learning that fire in whole runs: each ends the machine, tells why in the service's
+words, and the task is scored on another one. Pilots and mailboxes are real."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from evalfleet.events import AttemptStarted, MachineCondemned
+from standins.azure_ml import Processes, StandIn
+from tests.cloud import ml_places
+from tests.cloud.test_ml_run import desk, nothing_left
+from tests.desk import Desk, Process
+from tests.waiting import until
+
+CANNOT = Processes.missing()
+pytestmark = pytest.mark.skipif(CANNOT is not None, reason=f"NO TEST OF AZURE ML'S JOBS: {CANNOT}")
+FIRST = "-1"
+"""The names of jobs end with the number of their machine."""
+
+
+@pytest.fixture
+def ml() -> Iterator[StandIn]:
+    with StandIn(Processes(), ml_timing=ml_places.FAST) as made:
+        made.troubles_of_jobs.only = lambda name: name.endswith(FIRST)
+        yield made
+
+
+def hangs_once(folder: Path) -> None:
+    """The first attempt, of whichever task, takes longer than anybody waits."""
+    score = 'echo \'{"score": 1}\' >"$EVALFLEET_OUT/result.json"'
+    (folder / "run.sh").write_text(f"if mkdir {folder}/begun; then sleep 1000; fi\n{score}\n")
+
+
+def begin(at: Desk, workers: int = 1) -> Process:
+    return at.start("run", "b.toml", "--on", "ml", "--workers", str(workers), "--name", "r")
+
+
+def scored_elsewhere(ml: StandIn, at: Desk, run: Process) -> str:
+    """Wait until all is scored, and nothing is left. Returns why the first machine was given up."""
+    assert run.wait().code == 0, run.said
+    assert at.results("r")["scored"] == 1
+    nothing_left(ml)
+    return next(event.detail for event in at.events() if isinstance(event, MachineCondemned) and event.detail)
+
+
+def at_work(at: Desk) -> str:
+    """The machine that has got a task last."""
+    return [event.machine for event in at.events() if isinstance(event, AttemptStarted)][-1]
+
+
+def alerts(at: Desk) -> list[dict[str, str]]:
+    lines = (at.home / "r/.alerts.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_a_container_that_never_starts_is_given_up(ml: StandIn, tmp_path: Path) -> None:
+    """The job that was `Running` for eight hours with nothing done."""
+    ml.troubles_of_jobs.stuck = {"Running"}
+    at = desk(ml, tmp_path, 1, sleeps=0, settings="start_s = 2\n")
+    why = scored_elsewhere(ml, at, begin(at))
+    assert why == "Azure ML: running for 0 min, but its container has not started"
+
+
+def test_a_pull_that_takes_long_is_told_and_one_that_does_not_end_is_given_up(
+    ml: StandIn, tmp_path: Path
+) -> None:
+    ml.troubles_of_jobs.stuck = {"Preparing"}
+    rule = "[alerts.docker_pull_slow]\nafter_s = 1\n"
+    at = desk(ml, tmp_path, 1, sleeps=0, settings=f"prepare_s = 12\n{rule}")
+    why = scored_elsewhere(ml, at, begin(at))
+    assert why == "Azure ML: preparing for 0 min, but its image is not there"
+    told = [alert["text"] for alert in alerts(at) if alert["rule"] == "docker_pull_slow"]
+    assert told, alerts(at)
+    assert "has been fetching its image for" in told[0]
+
+
+@pytest.mark.nightly
+def test_a_node_that_becomes_unusable_is_replaced(ml: StandIn, tmp_path: Path) -> None:
+    at = desk(ml, tmp_path, 1)
+    hangs_once(tmp_path)
+    run = begin(at)
+    until((tmp_path / "begun").exists, lambda: run.said)
+    ml.spoil(at_work(at))
+    why = scored_elsewhere(ml, at, run)
+    assert why.startswith("Azure ML: running, but its node tvmps_")
+    assert why.endswith("is unusable")
+
+
+@pytest.mark.nightly
+def test_a_node_whose_memory_is_used_up_is_replaced_by_what_its_supervisor_tells(
+    ml: StandIn, tmp_path: Path
+) -> None:
+    """Each computer uses a hundredth of its memory, and so this one does all the time."""
+    rule = "[alerts.compute_node_unhealthy]\nafter_s = 10\nshare = 0.001\n"
+    at = desk(ml, tmp_path, 1, settings=rule)
+    hangs_once(tmp_path)
+    why = scored_elsewhere(ml, at, begin(at))
+    assert "memory of" in why or "disk of" in why, why
+    assert {alert.get("act") for alert in alerts(at) if alert["rule"] == "compute_node_unhealthy"} >= {
+        "replace"
+    }
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("measured", [False, True], ids=["silent", "measured by Azure Monitor"])
+def test_a_container_that_dies_silently_is_given_up(ml: StandIn, tmp_path: Path, measured: bool) -> None:
+    """Azure says `Running`. Where its node is used up, Azure Monitor tells it, and sooner."""
+    rule = "[alerts.compute_node_unhealthy]\nafter_s = 20\n"
+    limit = "lost_s = 600\n" if measured else "lost_s = 60\n"
+    at = desk(ml, tmp_path, 1, settings=f"{limit}{rule}")
+    bench = tmp_path / "b.toml"
+    bench.write_text(bench.read_text().replace("timeout_s = 60", "timeout_s = 600"))
+    hangs_once(tmp_path)
+    run = begin(at, workers=2)
+    until((tmp_path / "begun").exists, lambda: run.said)
+    job = ml.job(at_work(at)).name
+    if measured:
+        full = {"CpuMemoryUtilizationPercentage": 99.0}
+        ml.do(lambda: ml.service.loads.__setitem__(job, full))
+    ml.kill(job)
+    why = scored_elsewhere(ml, at, run)
+    assert ("memory of" if measured else "nothing heard of it for") in why, why
+
+
+def _no_kvm_node(ml: StandIn) -> None:
+    ml.service.has_kvm = False
+
+
+def _no_kvm_in_container(ml: StandIn) -> None:
+    """The device is there, and is of no use: the pilot's own try tells."""
+    ml.service.prelude = "touch /dev/kvm && mount --bind /dev/null /dev/kvm || exit 1; "
+
+
+@pytest.mark.parametrize("trouble", [_no_kvm_node, _no_kvm_in_container])
+def test_a_node_on_which_no_virtual_machine_can_be_made_refuses_the_place_before_any_task(
+    ml: StandIn, tmp_path: Path, trouble: Callable[[StandIn], None]
+) -> None:
+    trouble(ml)
+    at = desk(ml, tmp_path, 1)
+    bench = tmp_path / "b.toml"
+    bench.write_text(bench.read_text() + "[needs]\nnested_virtualization = true\n")
+    done = begin(at).wait()
+    assert done.code == 4, done
+    assert "/dev/kvm" in done.err + done.out
+    assert "name other `sizes`" in done.err + done.out
+    assert not any(isinstance(event, AttemptStarted) for event in at.events())
+    nothing_left(ml)
