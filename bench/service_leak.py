@@ -3,12 +3,15 @@ it and after `reap`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from . import clouds, leak
 from .leak import QUICK, SEED, LeakyCloud
 from .result import Aim, Figures, Result, at_most, rounded
+
+if TYPE_CHECKING:
+    from standins import azure_batch, azure_ml
 
 BENCH = "service-leak"
 QUEUE_S = 600.0
@@ -26,80 +29,93 @@ COUNTED = (
 )
 
 
-class Batch:
-    """Azure Batch. Pools are what costs money."""
+class Service:
+    """A stand-in of managed compute, whose nodes are what costs money."""
+
+    kind: str
+    standin: azure_batch.StandIn | azure_ml.StandIn
+
+    @property
+    def modules(self) -> Sequence[str]:
+        return (*AZURE_MODULES, f"evalfleet.places.{self.kind}")
+
+    def own_settings(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def settings(self) -> dict[str, Any]:
+        standin = self.standin
+        common = {"endpoint": standin.endpoint, "ca": str(standin.ca), "owner": "bench"}
+        return {**common, "queue_s": QUEUE_S, "poll_s": 0.05, **self.own_settings()}
+
+    def environment(self) -> dict[str, str]:
+        return self.standin.service_principal()
+
+    def alone(self) -> int:
+        """What nobody has ended: its own limits should have."""
+        raise NotImplementedError
+
+    def account(self, expires_at: float, reap: Callable[[], None]) -> Mapping[str, float]:
+        standin = self.standin
+        standin.jump(max(0.0, expires_at + LATEST_S - standin.clock.now()))
+        alone = self.alone()
+        late_s = standin.meters.latest_s("vm", standin.clock.now(), expires_at)
+        reap()
+        standin.jump(60.0)
+        return {"alone": alone, "late_s": late_s, "left": len(standin.left())}
+
+
+class Batch(Service):
+    """Azure Batch, whose nodes are in pools of their own."""
 
     kind = "azure_batch"
-    modules = (*AZURE_MODULES, "evalfleet.places.azure_batch")
 
     def __init__(self) -> None:
         from standins.azure_batch import StandIn, Timing
 
-        self.standin = StandIn(timing=Timing(QUICK, QUICK, QUICK), seed=SEED)
+        self.standin: azure_batch.StandIn = StandIn(timing=Timing(QUICK, QUICK, QUICK), seed=SEED)
 
-    def settings(self) -> dict[str, Any]:
+    def own_settings(self) -> dict[str, Any]:
+        return {"account": f"{self.standin.account}.{self.standin.region}", "ssh_from": ["*"]}
+
+    def alone(self) -> int:
         batch = self.standin
-        return {
-            "account": f"{batch.account}.{batch.region}",
-            "endpoint": batch.endpoint,
-            "ca": str(batch.ca),
-            "ssh_from": ["*"],
-            "owner": "bench",
-            "queue_s": QUEUE_S,
-            "poll_s": 0.05,
-        }
+        return batch.do(lambda: len(batch.service.pools))
 
-    def environment(self) -> dict[str, str]:
-        return self.standin.service_principal()
 
-    def account(self, expires_at: float, reap: Callable[[], None]) -> Mapping[str, float]:
+class BatchByMailbox(Batch):
+    """The same, where nothing can connect to nodes: requests to the storage count, too."""
+
+    def own_settings(self) -> dict[str, Any]:
         batch = self.standin
-        batch.jump(max(0.0, expires_at + LATEST_S - batch.clock.now()))
-        alone = batch.do(lambda: len(batch.service.pools))
-        late_s = batch.meters.latest_s("vm", batch.clock.now(), expires_at)
-        reap()
-        batch.jump(60.0)
-        return {"alone": alone, "late_s": late_s, "left": len(batch.left())}
+        own = {"management": batch.endpoint, "storage_endpoint": batch.storage_endpoint}
+        return {**super().own_settings(), **own, "reach": "mailbox"}
 
 
-class MachineLearning:
-    """Azure Machine Learning. Nodes are what costs money; a cluster without nodes costs nothing."""
+class MachineLearning(Service):
+    """Azure Machine Learning; a cluster without nodes costs nothing."""
 
     kind = "azure_ml"
-    modules = (*AZURE_MODULES, "evalfleet.places.azure_ml")
 
     def __init__(self) -> None:
         from standins.azure_ml import StandIn, Timing
 
-        self.standin = StandIn(ml_timing=Timing(QUICK, QUICK, QUICK, QUICK, QUICK), seed=SEED)
+        timing = Timing(QUICK, QUICK, QUICK, QUICK, QUICK)
+        self.standin: azure_ml.StandIn = StandIn(ml_timing=timing, seed=SEED)
 
-    def settings(self) -> dict[str, Any]:
+    def own_settings(self) -> dict[str, Any]:
         ml = self.standin
-        return {
-            "workspace": ml.workspace,
-            "resource_group": ml.group,
-            "endpoint": ml.endpoint,
-            "storage_endpoint": ml.storage_endpoint,
-            "ca": str(ml.ca),
-            "owner": "bench",
-            "queue_s": QUEUE_S,
-            "poll_s": 0.05,
-        }
+        own = {"workspace": ml.workspace, "resource_group": ml.group}
+        return {**own, "storage_endpoint": ml.storage_endpoint}
 
-    def environment(self) -> dict[str, str]:
-        return self.standin.service_principal()
-
-    def account(self, expires_at: float, reap: Callable[[], None]) -> Mapping[str, float]:
-        ml = self.standin
-        ml.jump(max(0.0, expires_at + LATEST_S - ml.clock.now()))
-        alone = len(ml.living()) + len(ml.meters.running())
-        late_s = ml.meters.latest_s("vm", ml.clock.now(), expires_at)
-        reap()
-        ml.jump(60.0)
-        return {"alone": alone, "late_s": late_s, "left": len(ml.left())}
+    def alone(self) -> int:
+        return len(self.standin.living()) + len(self.standin.meters.running())
 
 
-SERVICES: Mapping[str, Callable[[], LeakyCloud]] = {"azure_batch": Batch, "azure_ml": MachineLearning}
+SERVICES: Mapping[str, Callable[[], LeakyCloud]] = {
+    "azure_batch": Batch,
+    "azure_batch_mailbox": BatchByMailbox,
+    "azure_ml": MachineLearning,
+}
 
 
 def run(quick: bool) -> Result:

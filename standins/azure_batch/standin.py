@@ -110,6 +110,7 @@ class StandIn(EntraStandIn):
         self.storage = BlobStorage(time.time, self.identity)  # by the clock that `Date` tells
         self._storage_socket = socket.create_server((LOOPBACK, 0), backlog=1024)
         self.storage_endpoint = f"https://{LOOPBACK}:{self._storage_socket.getsockname()[1]}"
+        self.storage.script = self._script
         if nodes is not None:
             nodes.environ = {"SSL_CERT_FILE": str(self.ca)}
         self.server = Server(self.service, Api(self.service), self.identity)
@@ -127,6 +128,10 @@ class StandIn(EntraStandIn):
         await self.server.close()
         await self.storage.close()
         await self.service.close()
+
+    def _script(self, call: Call) -> object:
+        script = self.service.faults.script
+        return None if script is None else script(call)
 
     def _troubles(self) -> Sequence[BaseException]:
         return self.service.troubles

@@ -11,14 +11,17 @@ from typing import Any, ClassVar
 import pytest
 
 from evalfleet.errors import PlaceError
-from evalfleet.model import Machine, Needs
+from evalfleet.events import AttemptStarted, MachineAllocated
+from evalfleet.model import Broken, Cause, Machine, Needs
 from evalfleet.places.azure_batch import AzureBatchPlace
 from evalfleet.ports import Place
 from evalfleet.testing import ChannelContract, Harness, PlaceContract, ShellHarness
 from evalfleet.testing.harness import Kind
 from standins.azure_batch import ProcessNodes, StandIn
 from standins.azure_ml import Processes
-from tests.cloud.batch_places import FAST, HOME, examine, machine_id, offer, place
+from tests.cloud.batch_places import FAST, HOME, SIZE, examine, machine_id, offer, place
+from tests.cloud.mail_desk import mail_desk
+from tests.desk import Desk
 from tests.waiting import PATIENCE_S, SLOWNESS, until, until_async
 
 CANNOT = Processes.missing()
@@ -74,6 +77,71 @@ class TestAzureBatchByMailbox(MailMachines):
 @pytest.mark.nightly
 class TestAllOfAzureBatchByMailbox(MailMachines, PlaceContract, ChannelContract):
     """The whole contract: its machines take seconds to start, and minutes in all."""
+
+
+# -- runs ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def account() -> Iterator[StandIn]:
+    with StandIn(nodes=ProcessNodes(), timing=FAST) as made:
+        yield made
+
+
+def desk(batch: StandIn, folder: Path, count: int, *, sleeps: float = 0.5, **more: Any) -> Desk:
+    settings = {
+        "kind": "azure_batch",
+        "account": f"{batch.account}.{batch.region}",
+        "endpoint": batch.endpoint,
+        "management": batch.endpoint,
+        "storage_endpoint": batch.storage_endpoint,
+        "ca": str(batch.ca),
+        "sizes": [SIZE],
+        "reach": "mailbox",
+        **more,
+    }
+    return mail_desk(folder, "batch", settings, batch.service_principal(), count, sleeps=sleeps)
+
+
+def nothing_left(batch: StandIn) -> None:
+    until(lambda: not batch.left(), lambda: f"nothing is left but {batch.left()}")
+    assert not batch.meters.running(), "a node costs money still"
+
+
+def test_a_killed_controller_is_resumed_and_adopts_machines_in_a_private_network(
+    account: StandIn, tmp_path: Path
+) -> None:
+    """The storage account takes no keys: mail goes by the login."""
+    account.storage.takes_keys = False
+    at = desk(account, tmp_path, 4, public_ip=False, subnet="/subscriptions/s/subnets/private")
+    run = at.start("run", "b.toml", "--on", "batch", "--workers", "2", "--name", "r", "--budget", "5")
+    results = tmp_path / "results/r"
+    until(lambda: list(results.glob("t*/t*.0/result.json")) or None, lambda: f"a first score: {run.said}")
+    run.kill()
+    done = at("resume", "r")
+    assert done.code == 0, done
+    told = json.loads((results / "results.json").read_text())
+    assert (told["scored"], told["broken"], told["status"]) == (4, 0, "done")
+    begun = [event for event in at.events() if isinstance(event, MachineAllocated)]
+    assert len(begun) == 2, "the second controller did not take the machines over"
+    nothing_left(account)
+
+
+@pytest.mark.nightly
+def test_a_container_that_batch_runs_anew_costs_no_score_and_gives_no_second_one(
+    account: StandIn, tmp_path: Path
+) -> None:
+    at = desk(account, tmp_path, 2, sleeps=3, spot=True, spot_only=True, container="python:3.12")
+    run = at.start("run", "b.toml", "--on", "batch", "--workers", "1", "--name", "r")
+    until(lambda: any(isinstance(each, AttemptStarted) for each in at.events()), lambda: run.said)
+    account.preempt("r-")
+    run.popen.wait()
+    told = json.loads((tmp_path / "results/r/results.json").read_text())
+    assert (told["scored"], told["broken"], told["status"]) == (2, 0, "done"), run.said
+    attempts = at.state("r").attempts.values()
+    broken = [each.outcome.cause for each in attempts if isinstance(each.outcome, Broken)]
+    assert broken == [Cause.EVICTED], "the attempt that was cut off, and no other"
+    nothing_left(account)
 
 
 # -- on paper --------------------------------------------------------------------------------------------

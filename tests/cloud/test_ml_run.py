@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,19 +15,13 @@ from evalfleet.events import AttemptStarted, MachineAllocated
 from evalfleet.model import Broken, Cause
 from standins.azure_ml import Processes, StandIn
 from tests.cloud import ml_places
+from tests.cloud.mail_desk import mail_desk
 from tests.desk import Desk
 from tests.docs.pages import ROOT, File, steps
 from tests.waiting import until
 
 CANNOT = Processes.missing()
 pytestmark = pytest.mark.skipif(CANNOT is not None, reason=f"NO TEST OF AZURE ML'S JOBS: {CANNOT}")
-BENCH = """\
-name = "b"
-tasks = "tasks.jsonl"
-command = ["sh", "run.sh"]
-files = ["run.sh"]
-timeout_s = 60
-"""
 
 
 @pytest.fixture
@@ -35,12 +30,8 @@ def ml() -> Iterator[StandIn]:
         yield made
 
 
-def desk(ml: StandIn, folder: Path, count: int, *, sleeps: float = 0.5, settings: str = "") -> Desk:
-    score = 'echo \'{"score": 1}\' >"$EVALFLEET_OUT/result.json"'
-    (folder / "b.toml").write_text(BENCH)
-    (folder / "run.sh").write_text(f"sleep {sleeps}\n{score}\n")
-    (folder / "tasks.jsonl").write_text("".join(json.dumps({"id": f"t{n}"}) + "\n" for n in range(count)))
-    lines = {
+def desk(ml: StandIn, folder: Path, count: int, *, sleeps: float = 0.5, **more: Any) -> Desk:
+    settings = {
         "kind": "azure_ml",
         "workspace": ml.workspace,
         "resource_group": ml.group,
@@ -49,12 +40,9 @@ def desk(ml: StandIn, folder: Path, count: int, *, sleeps: float = 0.5, settings
         "ca": str(ml.ca),
         "sizes": [ml_places.SIZE],
         "isolation": "none",
-        "poll_s": 0.2,
-        "settle_s": 0.5,
+        **more,
     }
-    text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in lines.items())
-    (folder / "evalfleet.toml").write_text(f"[places.ml]\n{text}{settings}")
-    return Desk(folder, folder / "results", ml.service_principal())
+    return mail_desk(folder, "ml", settings, ml.service_principal(), count, sleeps=sleeps)
 
 
 @pytest.mark.nightly
@@ -103,7 +91,7 @@ def test_a_killed_controller_is_resumed_and_nothing_is_left(ml: StandIn, tmp_pat
 def test_a_job_that_azure_runs_anew_costs_no_score_and_gives_no_second_one(
     ml: StandIn, tmp_path: Path
 ) -> None:
-    at = desk(ml, tmp_path, 2, sleeps=3, settings="spot = true\nspot_only = true\n")
+    at = desk(ml, tmp_path, 2, sleeps=3, spot=True, spot_only=True)
     run = at.start("run", "b.toml", "--on", "ml", "--workers", "1", "--name", "r")
     until(lambda: any(isinstance(each, AttemptStarted) for each in at.events()), lambda: run.said)
     ml.preempt("r-")
