@@ -43,7 +43,7 @@ from evalfleet.model import (
 )
 from evalfleet.places.azure.prices import AS_OF, AzurePriceBook, offers_of
 from evalfleet.places.azure.settings import AzureSettings
-from evalfleet.sim.chances import EVICTED_EVERY_H
+from evalfleet.policy.spot import EVICTED_EVERY_H
 from evalfleet.sim.montecarlo import draw_run
 from evalfleet.sim.places import SimVms
 from evalfleet.sim.scenario import Scenario

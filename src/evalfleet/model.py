@@ -234,6 +234,11 @@ class Offer(Struct, frozen=True, omit_defaults=True):
     """How many processors its machines have; 0: nobody can tell."""
     memory_gb: float = 0.0
     """The same, of memory."""
+    creates_a_minute: int | None = None
+    """How many machines its place lets us ask for in a minute, of all offers of one area together; None: as
+    many as we like. It is alike in all of them."""
+    placement: str = ""
+    """How likely its cloud says that spot machines of it are had, and stay: high, medium or low."""
 
     @property
     def bounded(self) -> bool:
@@ -243,6 +248,11 @@ class Offer(Struct, frozen=True, omit_defaults=True):
     @property
     def key(self) -> str:
         return f"{self.place}/{self.region}/{self.size}{'/spot' if self.spot else ''}"
+
+    @property
+    def area_key(self) -> str:
+        """What it shares limits with: all offers of its place in its area."""
+        return f"{self.place}/{self.area or self.region}"
 
 
 class Command(Struct, frozen=True, omit_defaults=True):

@@ -474,6 +474,11 @@ class Preflight(Protocol):
         """
         ...
 
+    async def placement(self, offers: Sequence[Offer], workers: int) -> Mapping[str, str]:
+        """Key of a spot offer -> how likely its cloud says that so many machines are had, and stay: high,
+        medium or low. It is bounded in time, and raises nothing: what nobody tells is left out."""
+        return {}
+
     async def try_out(self, needs: Needs) -> Sequence[Check]:
         """What only a machine can tell, where one can be had for seconds and nothing. Raises nothing."""
         return ()

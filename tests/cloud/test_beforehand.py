@@ -160,6 +160,10 @@ def test_a_plan_tells_quotas_and_chooses_what_they_last_for(azure: StandIn, tmp_
     assert f"placement of spot machines, as the cloud says: azure/eastus/{SIZES[0]}/spot low" in shown
     spot = [each for each in found["options"] if each["spot"]]
     assert all(each["quota"] is None or each["quota"] > 3 for each in spot), "spot has a quota of its own"
+    azure.do(azure.server.calls.clear)
+    desk.say("plan", "b.toml", "--on", "azure", "--workers", "2", "--draws", "20")
+    looked = [path for _, path, _ in azure.server.calls if path.endswith("/skus")]
+    assert len(looked) <= 2, "once for regular machines, and once for spot ones"
     unlisted = desk("plan", "b.toml", "--on", "azure", "--set", "sizes=Standard_NC4as_T4_v3")
     unlisted.refused("the price of Standard_NC4as_T4_v3 is not known", "evalfleet prices --update")
 

@@ -12,7 +12,7 @@ import msgspec
 
 from evalfleet.effects.machines import offers_by_kind
 from evalfleet.errors import PlaceError, RequestError
-from evalfleet.model import Limits, Offer, Plan, Task
+from evalfleet.model import Limits, Needs, Offer, Plan, Task
 from evalfleet.planning.plan import Resolved
 from evalfleet.planning.plan_parts import specs_of
 from evalfleet.planning.plugins import place_kind
@@ -33,6 +33,8 @@ QUOTA_S = 20.0
 """Longer than this nobody waits to be told of quotas."""
 UNKNOWN_QUOTA = 1 << 30
 LONG_LEASE_S = 30 * 86_400.0
+Examinations = dict[tuple[str, bool], Sequence[Check]]
+"""(place, with spot machines) -> what it finds before machines are asked for."""
 
 
 @dataclass(frozen=True)
@@ -63,15 +65,6 @@ class _Sight:
     @property
     def has_spot(self) -> bool:
         return any(offer.spot for offer in self.offers)
-
-    @property
-    def placement(self) -> Mapping[str, str]:
-        """Spot offer -> its cloud's placement score, where it has one."""
-        checks = [check for each in self.checks.values() for check in each]
-        told = {name: score for check in checks for name, score in check.placement.items()}
-        spot = [offer for offer in self.offers if offer.spot]
-        named = {offer.key: f"{offer.size}@{offer.area or offer.region}" for offer in spot}
-        return {key: told[name] for key, name in named.items() if name in told}
 
     def by_size(self, *, spot: bool) -> list[tuple[Offer, ...]]:
         """The offers of each size, the cheapest first, and after them those that single tasks need.
@@ -105,7 +98,7 @@ async def outlook(
     """
     plan, tasks = resolved.plan, resolved.tasks
     experience = experience_of(workspace, plan.benchmark)
-    seen = [(each, await _look(workspace, each, max(workers))) for each in (resolved, *others)]
+    seen = await _looks(workspace, (resolved, *others), max(workers))
     sight = seen[0][1]
     every = {offer.key: offer for _, each in seen for offer in each.offers}
     believe = functools.partial(
@@ -116,7 +109,7 @@ async def outlook(
         model=plan.model,
         model_range=plan.model_usd,
     )
-    placement = {key: score for _, each in seen for key, score in each.placement.items()}
+    placement = {key: offer.placement for key, offer in every.items() if offer.placement}
     chances = replace(believe(machine_s=sight.machine_s), placement=placement)
     jobs = [
         job_of(variant.plan, variant.tasks, option, chances)
@@ -148,7 +141,18 @@ def _started(offers: Iterable[Offer], start_s: Mapping[str, tuple[float, float]]
     return {offer.key: MachineTimes.guessed(*start_s.get(offer.place, (0.0, 0.0))) for offer in offers}
 
 
-async def _look(workspace: Workspace, resolved: Resolved, workers: int) -> _Sight:
+async def _looks(
+    workspace: Workspace, variants: Sequence[Resolved], workers: int
+) -> list[tuple[Resolved, _Sight]]:
+    """What places say to each way to run it. A place is examined once for regular machines, and once for spot
+    ones: those who need the least see the most sizes, and are told of all."""
+    examined: Examinations = {}
+    least_first = sorted(range(len(variants)), key=lambda index: variants[index].plan.needs is None)
+    sights = {index: await _look(workspace, variants[index], workers, examined) for index in least_first}
+    return [(variant, sights[index]) for index, variant in enumerate(variants)]
+
+
+async def _look(workspace: Workspace, resolved: Resolved, workers: int, examined: Examinations) -> _Sight:
     needs, special = resolved.needs, [task for task in resolved.tasks if task.needs]
     kinds = list(dict.fromkeys(task.needs for task in special if task.needs is not None))
     offers: list[Offer] = []
@@ -166,16 +170,33 @@ async def _look(workspace: Workspace, resolved: Resolved, workers: int) -> _Sigh
                 start_s[name] = (0.3 * boot_s, 1.2 * boot_s)
             made = any(offer.usd_per_hour > 0 and offer.capacity is None for offer in own)
             if made and isinstance(place, Preflight) and not resolved.borrowed:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(QUOTA_S):
-                        checks[name] = await place.examine(needs, workers)
+                kind = name, any(offer.spot for offer in own)
+                if kind not in examined:
+                    examined[kind] = await _examined(place, needs, workers)
+                checks[name] = examined[kind]
     if (without := task_without_offer(special, offers)) is not None:
         raise PlaceError(without, transient=False)
     if resolved.borrowed:
         machine_s = {name: start_s.get(name, (0.0, 2.0)) for name in machine_s}
-    ordered = tuple(in_order(resolved.plan, offers))
+    scores = _scores(offers, [check for each in checks.values() for check in each])
+    scored = [msgspec.structs.replace(offer, placement=scores.get(offer.key, "")) for offer in offers]
+    ordered = tuple(in_order(resolved.plan, scored))
     needed = tuple(offer for offer in ordered if any(offer.has.covers(kind) for kind in kinds))
     return _Sight(ordered, machine_s, start_s, needed, checks)
+
+
+def _scores(offers: Iterable[Offer], checks: Iterable[Check]) -> Mapping[str, str]:
+    """Spot offer -> its cloud's placement score, where it has one."""
+    told = {name: score for check in checks for name, score in check.placement.items()}
+    named = {offer.key: f"{offer.size}@{offer.area or offer.region}" for offer in offers if offer.spot}
+    return {key: told[name] for key, name in named.items() if name in told}
+
+
+async def _examined(place: Preflight, needs: Needs, workers: int) -> Sequence[Check]:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(QUOTA_S):
+            return await place.examine(needs, workers)
+    return ()
 
 
 def guessed_machine_s(boot_s: float, setup_s: float) -> tuple[float, float]:

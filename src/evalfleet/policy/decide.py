@@ -96,6 +96,8 @@ def next_deadline(state: RunState, now: Micros) -> Micros | None:
             times.extend(c.until for c in map(state.circuits.__getitem__, state.shaky) if c.until > now)
         if state.coming:
             times.extend(at for at in hedge.slow_at(state) if at > now)
+        if state.asked_at and state.live < state.limits.workers:
+            times.extend(at for at in (pace.turn_at(state, area) for area in state.asked_at) if at > now)
         if state.live < state.limits.workers and pace.comes_too_late(state, now):
             times.append(pace.reconsidered_at(state) or now)
     return min(times, default=None)

@@ -12,6 +12,8 @@ from .allowances import free_usd
 
 TELLING_PROOFS = 5
 """So many tasks that ended tell more of the others than earlier runs do."""
+MINUTE_S = 62.0
+"""As places count it, with what calls may take to arrive there."""
 MARGIN = 0.85
 """Machines are chosen to be done in this part of the time, and for this part of the money, that there is."""
 
@@ -28,6 +30,12 @@ def machine_s(state: RunState) -> float | None:
     if state.boots:
         return state.boot_seconds / state.boots
     return None if state.plan.promise is None else state.plan.promise.machine_s
+
+
+def turn_at(state: RunState, area: str) -> Micros:
+    """When its place lets us ask for another machine there; 0: whenever we like."""
+    asked = state.asked_at.get(area)
+    return after(asked[0], MINUTE_S) if asked and len(asked) == asked.maxlen else 0
 
 
 def comes_too_late(state: RunState, now: Micros) -> bool:
@@ -73,9 +81,16 @@ def workers(state: RunState, now: Micros, offers: Sequence[Offer]) -> int:
     missing_s = work_s - state.live * usable_s
     if missing_s <= 0:
         return min(most, max(1, math.ceil(work_s / usable_s)))
+    boot += _turns_s(offers, missing_s / max(task, usable_s - boot)) / 2  # of all of them, on average
     if usable_s <= boot:
         return most
     return min(most, state.live + math.ceil(missing_s / (usable_s - boot)))
+
+
+def _turns_s(offers: Sequence[Offer], machines: float) -> float:
+    """How long the last of so many machines waits until its place lets us ask for it."""
+    most = next((offer.creates_a_minute for offer in offers), None)
+    return 0.0 if most is None else MINUTE_S * (math.ceil(machines / most) - 1)
 
 
 def _payable(state: RunState, offers: Sequence[Offer], work_s: float, each_s: float) -> int:

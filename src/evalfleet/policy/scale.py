@@ -13,9 +13,10 @@ from evalfleet.state import RESTART, Block, Circuit, RunState, scopes
 from . import hedge
 from .allowances import at_once
 from .limits import any_task_s, grant_s, never_long_enough, time_is_short, worthwhile
-from .pace import comes_too_late, machine_s, task_s, workers
+from .pace import comes_too_late, machine_s, task_s, turn_at, workers
 from .schedule import does, live_that_do, most_first, surplus
 from .silence import proven_online
+from .spot import evictions_an_hour, expected_usd
 
 
 def request(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:
@@ -33,6 +34,8 @@ def request(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event
     if found is None:
         return _out_of_money(state, choices[0])
     offer, seconds = found
+    if now < turn_at(state, offer.area_key):
+        return []  # then it is decided anew whether one would still come in time
     n = len(state.machines) + 1
     machine = machine_id(state.plan.run, state.plan.home, n)
     name = state.plan.machine_names.replace("{n}", str(n))
@@ -176,18 +179,18 @@ def _tired(state: RunState, offer: Offer) -> bool:
 
 
 def _loses_more(state: RunState, offer: Offer, offers: Sequence[Offer]) -> bool:
-    """Is a spot offer dearer than a regular one, by the work that earlier runs lost on its machines?
+    """Is a spot offer dearer than a regular one, by the work that is lost on its machines, as earlier runs or
+    the cloud tell?
 
     An eviction loses half a task, on average, and the boot of the machine that comes instead. A regular offer
     that is not there costs nothing to compare with.
     """
-    rate = state.plan.evictions_an_hour.get(offer.key)
     task, boot = task_s(state), machine_s(state)
-    if not offer.spot or not rate or task is None:
+    if not offer.spot or task is None or not evictions_an_hour(state.plan, offer):
         return False
     lost_h = (task / 2 + (boot or 0.0)) / 3600
     regular = min((each.usd_per_hour for each in offers if not each.spot), default=math.inf)
-    return offer.usd_per_hour * (1 + rate * lost_h) > regular
+    return expected_usd(state.plan, offer, lost_h) > regular
 
 
 def _blocks(state: RunState, offer: Offer) -> list[Block]:

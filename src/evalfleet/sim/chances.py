@@ -13,6 +13,7 @@ from statistics import fmean
 from typing import Literal
 
 from evalfleet.model import Offer, Task, TaskId
+from evalfleet.policy.spot import EVICTED_EVERY_H, PLACEMENT
 
 LEAST_S = 0.01
 """Nothing takes less."""
@@ -24,12 +25,7 @@ domain, or of its benchmark; what the benchmark itself says; or nothing but its 
 
 GUESSED_SHARE = (0.01, 1.0)
 """Between which shares of their time limit tasks take, as far as anybody knows."""
-PLACEMENT: Mapping[str, float] = {"high": 0.5, "medium": 1.0, "low": 3.0}
-"""By the cloud's placement score: so many times as often as usual machines are taken back. It is a guess, as
-clouds do not say how often that is."""
 FEW_PRICES = 3
-EVICTED_EVERY_H = 20.0
-"""How long a spot machine lasts on average, where nobody knows better."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -295,6 +295,9 @@ class SimVms(_SimPlace):
         world, faults = self._world, self._world.faults
         world.tick(self._life)
         world.must_be_durable(machine)
+        if (retry_after_s := world.too_soon_s(offer)) > 0:
+            await world.place_call(self._life, self._name)
+            raise PlaceError("429 too many requests", transient=True, retry_after_s=retry_after_s)
         if machine not in world.machines:
             never = world.chance(faults.never_boots) or world.troubled(self._name, "machine")
             boot_s = 1e9 if never else world.rng.uniform(*faults.boot_s)

@@ -248,7 +248,9 @@ def draw(seed: int) -> Scenario:
     offers = random.Random(f"leftovers {seed}").choice((OFFERS, LEFTOVERS))
     max_queue_s, boot_s = random.Random(f"queue {seed}").choice(PATIENCE)
     jobs = (msgspec.structs.replace(_JOB, max_queue_s=max_queue_s, boot_s=boot_s),)
-    offers = {**offers, "service": jobs}
+    creates = random.Random(f"creates {seed}").choice((None, None, 1, 3))
+    vms = tuple(msgspec.structs.replace(offer, creates_a_minute=creates) for offer in offers["vms"])
+    offers = {**offers, "vms": vms, "service": jobs}
     needs = random.Random(f"needs {seed}")
     if schedule == "dynamic" and needs.random() < 0.25:
         tasks, offers = _with_needs(needs, tasks), _with_larger(offers)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import random
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -280,6 +280,8 @@ class World:
         self.marks: Counter[str] = Counter()  # what scripts left behind, to be counted by tests
         self.violations: list[str] = []
         self.refusals = 0
+        self.asked_at: dict[str, deque[float]] = {}  # by area, as many as may be asked for in a minute
+        self.throttled = 0  # so often a machine was asked for too soon
         self.offline_until = 0.0  # an outage of our own network: the world is well
         self.api_lost_until = 0.0  # the service answers nobody: its machines are well
         self.ticks = 0
@@ -314,6 +316,17 @@ class World:
             raise PlaceError("429 too many requests", transient=True, retry_after_s=self.rng.uniform(1, 30))
         if self.chance(self.faults.call_fails):
             raise PlaceError("500 internal server error", transient=True)
+
+    def too_soon_s(self, offer: Offer) -> float:
+        """How long until its place lets anybody ask for a machine of the offer; 0: this time it does."""
+        if offer.creates_a_minute is None:
+            return 0.0
+        asked = self.asked_at.setdefault(offer.area_key, deque(maxlen=offer.creates_a_minute))
+        if len(asked) == asked.maxlen and self.loop.time() < asked[0] + 60.0:
+            self.throttled += 1
+            return asked[0] + 60.0 - self.loop.time()
+        asked.append(self.loop.time())
+        return 0.0
 
     def back_at(self, place: str) -> float:
         """When a place that is away now is there again; 0 if it is not away."""

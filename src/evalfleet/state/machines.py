@@ -4,6 +4,7 @@ blocked."""
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Mapping
 
 from msgspec import structs
@@ -31,6 +32,8 @@ def machine_requested(state: RunState, at: Micros, event: ev.MachineRequested) -
     machine_joined(state, machine)
     _take_lane(state, event.lane)
     state.live_by_offer[event.offer.key] += 1
+    if (most := event.offer.creates_a_minute) is not None:
+        state.asked_at.setdefault(event.offer.area_key, deque(maxlen=most)).append(at)
     state.reserved_usd += _reservation(machine)
     if not machine.unstarted:
         _set_renewal(state, machine, at)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from typing import Literal, TypeVar
 
 from msgspec import Struct, field
@@ -318,6 +318,8 @@ class RunState(Struct, eq=False):
     free_lanes: list[int] = []
     deadlines: list[Deadline] = []
     live_by_offer: Counter[str] = field(default_factory=Counter[str])
+    asked_at: dict[str, deque[Micros]] = {}
+    """By area: when machines were asked for last, as many as its place allows in a minute."""
     blocks: dict[str, Block] = {}
     evictions: Counter[str] = field(default_factory=Counter[str])  # by offer
     forged: Counter[str] = field(default_factory=Counter[str])

@@ -300,19 +300,7 @@ class AzureChecks:
         """How likely are so many spot machines to be had there, and to stay? It costs nothing to ask."""
 
         async def check() -> list[Check]:
-            names = list(dict.fromkeys(each.size for each in offers if each.spot and _in(each, region)))
-            there = f"{self._arm.root}/providers/Microsoft.Compute/locations/{region}/placementScores"
-            scores: dict[str, str] = {}
-            for first in range(0, len(names), SCORED_AT_ONCE):
-                wanted = {
-                    "desiredLocations": [region],
-                    "desiredSizes": [{"sku": name} for name in names[first : first + SCORED_AT_ONCE]],
-                    "desiredCount": workers,
-                    "availabilityZones": False,
-                }
-                told = await self._arm.send("POST", f"{there}/spot/generate", PLACEMENT, wanted)
-                for each in map(table, rows(told.get("placementScores"))):
-                    scores[f"{each.get('sku')}@{region}"] = str(each.get("score")).lower()
+            scores = await placement_scores(self._arm, region, offers, workers)
             if not scores:
                 return []
             words = ", ".join(f"{name.partition('@')[0]} {score}" for name, score in scores.items())
@@ -353,6 +341,27 @@ class AzureChecks:
             ]
 
         return check
+
+
+async def placement_scores(
+    arm: ArmClient, region: str, offers: Sequence[Offer], workers: int
+) -> dict[str, str]:
+    """`size@region` -> Azure's placement score there, of the sizes that are offered as spot machines. Raises
+    ArmFault."""
+    names = list(dict.fromkeys(each.size for each in offers if each.spot and _in(each, region)))
+    there = f"{arm.root}/providers/Microsoft.Compute/locations/{region}/placementScores"
+    scores: dict[str, str] = {}
+    for first in range(0, len(names), SCORED_AT_ONCE):
+        wanted = {
+            "desiredLocations": [region],
+            "desiredSizes": [{"sku": name} for name in names[first : first + SCORED_AT_ONCE]],
+            "desiredCount": workers,
+            "availabilityZones": False,
+        }
+        told = await arm.send("POST", f"{there}/spot/generate", PLACEMENT, wanted)
+        for each in map(table, rows(told.get("placementScores"))):
+            scores[f"{each.get('sku')}@{region}"] = str(each.get("score")).lower()
+    return scores
 
 
 async def _guarded(name: str, check: Callable[[], Awaitable[list[Check]]]) -> list[Check]:

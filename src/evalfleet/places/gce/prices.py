@@ -184,6 +184,7 @@ def _offer(
         zone,
         usd_per_hour=round(machine.usd + idle + address, 6),
         spot=spot,
+        creates_a_minute=s.creates_a_minute,
         capacity=s.max_vcpus // type.cpus if s.max_vcpus else None,
         teardown_s=s.teardown_s,
         settle_s=s.settle_s,

@@ -74,6 +74,9 @@ class GceSettings(VmSettings, frozen=True, forbid_unknown_fields=True):
             "else Google's own endpoint there"
         ),
     ] = field(default_factory=dict[str, str])
+    creates_a_minute: Annotated[
+        int, Meta(ge=1, description="so many machines of one region are asked for in a minute at most")
+    ] = 750  # Google allows 1,500 changes a minute and project: half is left for deletions, and for others
     image: Annotated[
         str, Meta(description="projects/PROJECT/global/images/NAME, or .../images/family/NAME")
     ] = IMAGE

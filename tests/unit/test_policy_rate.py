@@ -1,0 +1,120 @@
+"""A place that lets us ask for so many machines in a minute is asked for no more."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+from msgspec import structs
+
+from evalfleet.events import MachineRequested
+from evalfleet.model import Limits, Offer, Plan, Task, TaskId
+from evalfleet.policy import next_deadline
+from evalfleet.policy.pace import MINUTE_S, workers
+from evalfleet.sim.checks import violations
+from evalfleet.sim.montecarlo import draw_run
+from evalfleet.sim.scenario import OFFERS, Scenario
+from evalfleet.sim.simulate import simulate
+from evalfleet.sim.world import Faults
+
+from .runs import Run, tasks_of
+
+SLOW = Offer("cloud", "D4", "east", usd_per_hour=0.36, billing_step_s=1.0, creates_a_minute=3)
+ELSEWHERE = structs.replace(SLOW, region="west", usd_per_hour=0.4)
+
+
+def asked(run: Run) -> int:
+    return sum(isinstance(event, MachineRequested) for event in run.log)
+
+
+def weighed(count: int, seconds: float) -> list[Task]:
+    return [structs.replace(task, weight_s=seconds) for task in tasks_of(count)]
+
+
+def test_the_others_are_asked_for_a_minute_after_the_first() -> None:
+    run = Run(20, [SLOW], workers=8)
+    run.turn()
+    assert asked(run) == 3
+    due = next_deadline(run.state, run.now)
+    assert due is not None
+    assert due - run.now == MINUTE_S * 1e6, "it is known when the next may be asked for"
+    run.wait(MINUTE_S - 1)
+    assert asked(run) == 3
+    run.wait(1)
+    assert asked(run) == 6
+    run.wait(MINUTE_S)
+    assert asked(run) == 8, "and not more than there are workers"
+
+
+def test_a_dearer_region_is_not_taken_for_a_minutes_wait() -> None:
+    run = Run(20, [SLOW, ELSEWHERE], workers=4)
+    run.turn()
+    assert {run.machine(machine).offer.region for machine in run.state.coming} == {"east"}
+    assert asked(run) == 3
+
+
+def test_a_machine_that_would_come_too_late_by_its_turn_is_not_asked_for() -> None:
+    run = Run(weighed(8, 20.0), [SLOW], workers=8)
+    run.turn()
+    run.wait(30)
+    run.ready()
+    while run.open():
+        run.wait(20)
+        for attempt in run.open():
+            run.score(attempt)
+    assert run.state.scored == 8
+    assert asked(run) == 3, "the first three have done all before a fourth could have done anything"
+
+
+def test_by_a_deadline_more_are_asked_for_if_they_come_one_after_another() -> None:
+    run = Run(weighed(60, 60.0), [SLOW], workers=60, auto=True, deadline_s=700.0)
+    numbers = [
+        workers(run.state, run.now, [structs.replace(SLOW, creates_a_minute=most)]) for most in (None, 3, 1)
+    ]
+    assert numbers == sorted(set(numbers)), "the slower they come, the more of them are needed"
+
+
+class Steady:
+    """Each task takes ten minutes, and a machine one."""
+
+    def task_s(self, task: Task, offer: Offer) -> float:
+        return 600.0
+
+    def machine_s(self, offer: Offer) -> float:
+        return 60.0
+
+    def queue_s(self, offer: Offer) -> float:
+        return 0.0
+
+    def evicted_s(self, offer: Offer) -> float:
+        return float("inf")
+
+    def breaks(self) -> bool:
+        return False
+
+
+def test_a_planned_run_counts_the_limit() -> None:
+    tasks = [Task(TaskId(f"t_{n}"), "t", timeout_s=1200.0) for n in range(30)]
+    plan = Plan("r", "b", ("cloud",), limits=Limits(workers=30))
+    drawn = draw_run(plan, tasks, [SLOW], Steady())
+    at_once = draw_run(plan, tasks, [structs.replace(SLOW, creates_a_minute=None)], Steady())
+    assert at_once.seconds < 700
+    assert drawn.seconds == 9 * MINUTE_S + 60 + 600, "the last of 30 is asked for in the tenth minute"
+
+
+def test_the_simulated_cloud_never_has_to_refuse() -> None:
+    vms = tuple(structs.replace(offer, spot=False, creates_a_minute=4) for offer in OFFERS["vms"][:1])
+    plan = Plan("rate", "sim", ("vms",), limits=Limits(workers=20), home="abc123")
+    tasks = tuple(Task(TaskId(f"t_{n:03d}"), "t", timeout_s=1500.0) for n in range(100))
+    scenario = Scenario(1, plan, tasks, Faults(), offers={**OFFERS, "vms": vms})
+    sim = simulate(scenario)
+    assert violations(sim) == []
+    assert sim.state.scored == 100
+    assert sim.world.throttled == 0
+    times = [machine.requested_at for machine in sim.state.machines.values()]
+    assert len(times) == 20
+    assert all(later - first >= 60_000_000 for first, later in zip(times, times[4:], strict=False))
+    assert all(one <= other for one, other in pairwise(times))
+    crashing = simulate(replace(scenario, faults=Faults(controller_crashes=3, crash_every_s=60.0)))
+    assert violations(crashing) == []
+    assert crashing.state.scored == 100
