@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import base64
 import hmac
+import json
 import os
 import socket
+import ssl
 import subprocess
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -24,8 +27,11 @@ VERSION = "2021-12-02"
 
 
 @contextmanager
-def azurite(folder: Path) -> Iterator[Mapping[str, str]]:
-    """A server with the container `bucket`. It is fetched once, by npm, unless AZURITE names its folder."""
+def azurite(folder: Path, ca: Path | None = None) -> Iterator[Mapping[str, str]]:
+    """A server with the container `bucket`. It is fetched once, by npm, unless AZURITE names its folder.
+
+    `ca`: it serves https by `server.pem` beside that file, and lets in logins, too.
+    """
     kept = Path(os.environ.get("AZURITE") or Path.home() / ".cache" / "evalfleet-azurite")
     main = kept / "node_modules/azurite/dist/src/blob/main.js"
     if not main.exists():
@@ -36,10 +42,15 @@ def azurite(folder: Path) -> Iterator[Mapping[str, str]]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     flags = ["--blobPort", str(port), "--location", str(folder), "--skipApiVersionCheck", "--silent"]
+    scheme, trusted = "http", None
+    if ca is not None:
+        own = str(ca.with_name("server.pem"))
+        flags += ["--oauth", "basic", "--cert", own, "--key", own]
+        scheme, trusted = "https", ssl.create_default_context(cafile=str(ca))
     server = subprocess.Popen(["node", str(main), *flags, "--disableTelemetry"], stdout=subprocess.DEVNULL)
     try:
-        endpoint = f"http://127.0.0.1:{port}/{AZURITE_ACCOUNT}"
-        until(lambda: _made_container(f"{endpoint}/bucket?restype=container"), "Azurite")
+        endpoint = f"{scheme}://127.0.0.1:{port}/{AZURITE_ACCOUNT}"
+        until(lambda: _made_container(f"{endpoint}/bucket?restype=container", trusted), "Azurite")
         keys = {"AZURE_STORAGE_ACCOUNT_NAME": AZURITE_ACCOUNT, "AZURE_STORAGE_ACCOUNT_KEY": AZURITE_KEY}
         yield {**keys, "AZURE_STORAGE_ENDPOINT": endpoint}
     finally:
@@ -57,7 +68,17 @@ def signature(permissions: str) -> str:
     return urlencode({**signed, "sig": base64.b64encode(digest).decode()})
 
 
-def _made_container(url: str) -> bool:
+def login_token() -> str:
+    """As Entra ID gives one for storage; Azurite reads it, and does not ask who has signed it."""
+    now, tenant = int(time.time()), "66666666-7777-8888-9999-000000000000"
+    claims = {"aud": "https://storage.azure.com", "iss": f"https://sts.windows.net/{tenant}/", "ver": "1.0"}
+    claims |= {"tid": tenant, "oid": "11111111-2222-3333-4444-555555555555"}
+    times = {"iat": now - 60, "nbf": now - 60, "exp": now + 3600}
+    parts = [json.dumps(part).encode() for part in ({"alg": "RS256", "typ": "JWT"}, {**claims, **times})]
+    return ".".join(base64.urlsafe_b64encode(part).decode().rstrip("=") for part in (*parts, b"nobody"))
+
+
+def _made_container(url: str, trusted: ssl.SSLContext | None) -> bool:
     date, version = formatdate(usegmt=True), VERSION
     resource = f"/{AZURITE_ACCOUNT}/{AZURITE_ACCOUNT}/bucket\nrestype:container"
     signed = "PUT" + "\n" * 12 + f"x-ms-date:{date}\nx-ms-version:{version}\n{resource}"
@@ -65,7 +86,9 @@ def _made_container(url: str) -> bool:
     key = f"SharedKey {AZURITE_ACCOUNT}:{base64.b64encode(digest).decode()}"
     headers = {"x-ms-date": date, "x-ms-version": version, "Authorization": key}
     try:
-        urllib.request.urlopen(urllib.request.Request(url, method="PUT", headers=headers)).close()
+        urllib.request.urlopen(
+            urllib.request.Request(url, method="PUT", headers=headers), context=trusted
+        ).close()
         return True
     except urllib.error.HTTPError:
         raise

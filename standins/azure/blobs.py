@@ -69,6 +69,8 @@ class BlobStorage:
         self.calls: list[tuple[str, str, int]] = []
         self.is_away = False
         """Does it answer 503 to everything?"""
+        self.refused = 0
+        """How often it has done so."""
         self.script: Callable[[Call], object] | None = None
         """Asked about each call: what it says happens to it, as to calls of the Resource Manager."""
 
@@ -85,6 +87,7 @@ class BlobStorage:
         container, _, blob = unquote(request.path).strip("/").partition("/")
         try:
             if self.is_away:
+                self.refused += 1
                 raise BlobError(503, "ServerBusy", "The server is busy.")
             if "Authorization" in request.headers:
                 self._check_login(request.headers["Authorization"], dict(request.query))

@@ -12,7 +12,7 @@ import pytest
 
 from evalfleet.errors import PlaceError
 from evalfleet.events import AttemptStarted, MachineAllocated
-from evalfleet.model import Broken, Cause, Machine, Needs
+from evalfleet.model import Broken, Cause, Machine, Needs, Scored
 from evalfleet.places.azure_batch import AzureBatchPlace
 from evalfleet.ports import Place
 from evalfleet.testing import ChannelContract, Harness, PlaceContract, ShellHarness
@@ -124,6 +124,20 @@ def test_a_killed_controller_is_resumed_and_adopts_machines_in_a_private_network
     assert (told["scored"], told["broken"], told["status"]) == (4, 0, "done")
     begun = [event for event in at.events() if isinstance(event, MachineAllocated)]
     assert len(begun) == 2, "the second controller did not take the machines over"
+    nothing_left(account)
+
+
+def test_a_storage_that_is_away_for_a_while_ends_nothing(account: StandIn, tmp_path: Path) -> None:
+    at = desk(account, tmp_path, 3, sleeps=2)
+    run = at.start("run", "b.toml", "--on", "batch", "--workers", "1", "--name", "r")
+    until(lambda: any(isinstance(each, AttemptStarted) for each in at.events()), lambda: run.said)
+    account.storage.is_away = True
+    until(lambda: account.storage.refused >= 20, "both ends have asked in vain")
+    account.storage.is_away = False
+    run.popen.wait()
+    told = json.loads((tmp_path / "results/r/results.json").read_text())
+    assert (told["scored"], told["broken"], told["status"]) == (3, 0, "done"), run.said
+    assert all(isinstance(each.outcome, Scored) for each in at.state("r").attempts.values())
     nothing_left(account)
 
 

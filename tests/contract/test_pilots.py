@@ -6,6 +6,7 @@ import asyncio
 import base64
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -28,8 +29,9 @@ from evalfleet.places.azure.blobs import BlobAccount, BlobClient, LentKey, blob_
 from evalfleet.places.azure.mailboxes import BlobMailboxes
 from evalfleet.places.azure.names import moment
 from evalfleet.ports import Fence, Objects, PlaceContext
+from standins.cloud import tls
 from standins.gcs import CloudStorage
-from tests.azurite import AZURITE_ACCOUNT, azurite
+from tests.azurite import AZURITE_ACCOUNT, azurite, login_token
 from tests.mailboxes import QUICK_S, Store, cloud_storage
 from tests.pythons import python_3_8
 from tests.waiting import PATIENCE_S
@@ -70,7 +72,8 @@ async def job(pilot: MailPilot, folder: Path) -> AsyncGenerator[subprocess.Popen
     """As a service runs it, with nothing but what the pilot was given."""
     folder.mkdir(exist_ok=True)
     argv = (python_3_8() or sys.executable, *pilot.argv[1:])
-    environ = {"PATH": "/usr/bin:/bin", **pilot.environ}
+    trusted = {name: os.environ[name] for name in ("SSL_CERT_FILE",) if name in os.environ}
+    environ = {"PATH": "/usr/bin:/bin", **trusted, **pilot.environ}
     process = subprocess.Popen(argv, cwd=folder, env=environ)
     try:
         yield process
@@ -163,9 +166,19 @@ def test_signatures_are_those_of_the_vendors_client() -> None:
 
 
 @pytest.mark.nightly
-def test_mailboxes_are_containers_of_an_account(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by", ["key", "login"])
+def test_mailboxes_are_containers_of_an_account(
+    tmp_path: Path, by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the account's key, and by a login, which signs with a key that is lent to it."""
+
+    async def login() -> str:
+        return login_token()
+
     async def main(environ: Mapping[str, str]) -> None:
-        blobs = BlobClient(blob_account(AZURITE_ACCOUNT, environ), time.time)
+        account = blob_account(AZURITE_ACCOUNT, environ)
+        blobs = BlobClient(account, time.time, str(ca or ""), login)
+        assert blobs.by_key == (by == "key")
 
         async def opened() -> BlobClient:
             return blobs
@@ -186,8 +199,13 @@ def test_mailboxes_are_containers_of_an_account(tmp_path: Path) -> None:
             await blobs.close()
 
     (tmp_path / "azurite").mkdir()
-    with azurite(tmp_path / "azurite") as environ:
-        asyncio.run(main(environ))
+    ca = None
+    if by == "login":  # which is not sent in the clear
+        ca, _ = tls.make(tmp_path, ["127.0.0.1"])
+        monkeypatch.setenv("SSL_CERT_FILE", str(ca))
+    with azurite(tmp_path / "azurite", ca) as environ:
+        keyless = {name: value for name, value in environ.items() if "KEY" not in name}
+        asyncio.run(main(environ if by == "key" else keyless))
 
 
 def orders(pilot: MailPilot) -> dict[str, Any]:
