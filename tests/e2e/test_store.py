@@ -328,3 +328,37 @@ def test_a_damaged_store_is_named(
     assert "is damaged: object 3" in say("resume", "r", "--from", str(bucket), code=2)
     third.unlink()
     assert "object 4 of the journal" in say("resume", "r", "--from", str(bucket), code=2)
+
+
+def _cut(archive: Path) -> None:
+    archive.write_bytes(archive.read_bytes()[:700])
+
+
+def _change(archive: Path) -> None:
+    archive.write_bytes(archive.read_bytes().replace(b"score", b"scare", 1))
+
+
+@pytest.mark.parametrize("damage", [_cut, _change])
+def test_files_that_are_damaged_in_the_store_are_told_in_one_line_and_nothing_is_lost(
+    fleet: Fleet, other: Fleet, bucket: Path, damage: Callable[[Path], None]
+) -> None:
+    run = gated(fleet)
+    until(lambda: "AttemptCollected" in journal_kinds(bucket))
+    run.kill()
+    fleet.open_gate("go")
+    (archive,) = (bucket / "r" / "files").iterdir()
+    whole = archive.read_bytes()
+    damage(archive)
+    refused = other("resume", "--from", str(bucket))
+    assert refused.code == 2, refused
+    told = [line for line in refused.err.splitlines() if archive.name in line]
+    assert len(told) == 1, refused.err
+    assert other.state().ended_at is None
+    assert not list((other.home / "r" / ".files").glob("*")), "nothing of it is kept"
+    archive.write_bytes(whole)
+    assert other.done("resume", "--from", str(bucket))
+    assert other.results()["scored"] == 4
+    assert journal_kinds(bucket) == [type(event).__name__ for event in other.events()]
+    assert (other.home / "r/first_1/first_1.0/evalfleet.log").read_text() == "said\n"
+    other.settled()
+    fleet.sweep()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import os
 import shutil
@@ -60,14 +61,17 @@ class RunFiles:
                 await self._objects.replace(name, file)
 
     async def send_kept_files(self) -> None:
-        """Put what machines get into the store: one archive for each digest, written once."""
-        there = set(await self._objects.names(f"{self._base}/files/"))
+        """Put what machines get into the store: one archive for each digest, written once.
+
+        Its name has the checksum of the archive, too, so that one that is damaged there is never used.
+        """
+        there = {_digest_in(name) for name in await self._objects.names(f"{self._base}/files/")}
         for folder in sorted((self._folder / KEPT_FILES).glob("*")):
-            name = f"{self._base}/files/{folder.name}.tar"
-            if name in there:
+            if folder.name in there:
                 continue
             with tempfile.NamedTemporaryFile(prefix=".store-", dir=self._folder, suffix=".tar") as scratch:
-                await asyncio.to_thread(_pack, folder, Path(scratch.name))
+                checksum = await asyncio.to_thread(_pack, folder, Path(scratch.name))
+                name = f"{self._base}/files/{folder.name}-{checksum}.tar"
                 try:
                     await self._objects.create(name, Path(scratch.name))
                 except ObjectExists:
@@ -85,9 +89,9 @@ class RunFiles:
     # -- and back --------------------------------------------------------------------------------
 
     async def fetch_kept_files(self) -> None:
-        """Bring what machines get here. What is here already stays."""
+        """Bring what machines get here. What is here already stays. Raises RequestError if it is damaged."""
         for name in await self._objects.names(f"{self._base}/files/"):
-            target = self._folder / KEPT_FILES / PurePosixPath(name).stem
+            target = self._folder / KEPT_FILES / _digest_in(name)
             if target.exists():
                 continue
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -156,12 +160,27 @@ def _plain_files(folder: Path) -> Iterator[Path]:
             yield file
 
 
-def _pack(folder: Path, path: Path) -> None:
+def _digest_in(name: str) -> str:
+    """Of the files in an archive, by its name: RUN/files/DIGEST-CHECKSUM.tar."""
+    return PurePosixPath(name).stem.partition("-")[0]
+
+
+def _pack(folder: Path, path: Path) -> str:
+    """Returns the archive's checksum."""
     with tarfile.open(path, "w") as archive:
         archive.add(folder, ".")
+    return _checksum(path)
+
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:32]
 
 
 def _unpack(path: Path, folder: Path, name: str) -> None:
+    expected = PurePosixPath(name).stem.partition("-")[2]
+    if expected and expected != _checksum(path):  # earlier versions wrote none
+        raise RequestError(f"{name} in the store is damaged: its checksum is another than its name says")
     try:
         with tarfile.open(path, "r") as archive:
             archive.extractall(folder, filter="tar")

@@ -12,6 +12,7 @@ from msgspec import Struct
 from evalfleet.model import MachineId
 from evalfleet.places.vm.answers import Json, rows, table
 from evalfleet.places.vm.place import Snapshots
+from evalfleet.single_flight import SingleFlight
 
 from .client import ComputeClient, last_word, path_of
 from .names import EXPIRES, HOME, label, machine_in, moment, seconds
@@ -148,6 +149,7 @@ class ProjectInventory(Snapshots[ProjectSnapshot]):
         super().__init__(self._fetch, REFILL_S)
         self._client = client
         self._filter = f"labels.{HOME}={label(home)}"
+        self._insertions = SingleFlight(lambda: client.everywhere("operations", filter=INSERTING))
 
     async def _fetch(self) -> ProjectSnapshot:
         instances, disks = await asyncio.gather(
@@ -170,5 +172,5 @@ class ProjectInventory(Snapshots[ProjectSnapshot]):
 
     async def inserting(self, name: str) -> list[Json]:
         """The operations by which an instance of this name is being made, in whatever zone."""
-        found = await self._client.everywhere("operations", filter=INSERTING)
+        found = await self._insertions.fresh()  # a hundred that are asked for at once need it once
         return [each for each in found if str(each.get("targetLink", "")).endswith(f"/instances/{name}")]
