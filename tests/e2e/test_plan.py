@@ -41,7 +41,10 @@ def test_a_plan_says_what_it_rests_on_and_its_command_runs(fleet: Fleet) -> None
     late = fleet("run", "b.toml", "--workers", "1", "--deadline", "0.1s", "--name", "late")
     assert late.code == 0, "a deadline stops nothing"
     assert "note: --deadline 0s: it will take about " in late.err
-    assert all(row["took_seconds"] > 0 for row in review["runs"])
+    for row in review["runs"]:
+        assert row["took_seconds"] > 0
+        within = row["seconds"]["low"] <= row["took_seconds"] <= row["seconds"]["high"]
+        assert row["inside"] is within, "by the figures that are printed"
     assert "inside the 90% range: " in fleet("plan", "--review", "b").out
 
 

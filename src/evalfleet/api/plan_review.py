@@ -39,6 +39,9 @@ from .planner import guessed_machine_s, job_of
 if TYPE_CHECKING:
     from evalfleet.views.fleet_documents import ReviewDocument, ReviewRow
 
+TIME_DIGITS, MONEY_DIGITS = 3, 6
+"""To a millisecond and a millionth of a dollar ranges are kept, and what came is held against them. What is
+shown to people is rounded further, and decides nothing."""
 PROMISED_ATTEMPTS = 4000
 """So many attempts are drawn for a promise, which takes half a second."""
 FEWEST_DRAWS = 20
@@ -63,8 +66,8 @@ def with_promise(workspace: Workspace, resolved: Resolved, offers: Sequence[Offe
     draws = max(FEWEST_DRAWS, min(DRAWS, PROMISED_ATTEMPTS // len(tasks)))
     forecast = forecasts([_job(plan, tasks, offers, chances)], draws)[0]
     promise = Promise(
-        forecast.seconds.rounded(3),
-        forecast.machines_usd.rounded(6),
+        forecast.seconds.rounded(TIME_DIGITS),
+        forecast.machines_usd.rounded(MONEY_DIGITS),
         chances.runs,
         round(_machine_s(chances, offers[0], plan.limits.workers), 3),
     )
@@ -132,7 +135,7 @@ class Reviewed:
 
     @property
     def in_cost_range(self) -> bool:
-        return self.machines_usd.low - 1e-9 <= self.cost_usd <= self.machines_usd.high + 1e-9
+        return self.machines_usd.low <= self.cost_usd <= self.machines_usd.high
 
 
 def review(workspace: Workspace, benchmark: str | None = None, draws: int = DRAWS) -> list[Reviewed]:
@@ -140,18 +143,18 @@ def review(workspace: Workspace, benchmark: str | None = None, draws: int = DRAW
     found: list[Reviewed] = []
     for states in _by_benchmark(workspace, benchmark):
         judged = [state for state in states if _is_fair(state)]
-        found += [_held(state, state.plan.promise) for state in judged if state.plan.promise is not None]
+        found += [held(state, state.plan.promise) for state in judged if state.plan.promise is not None]
         others = [state for state in judged if state.plan.promise is None]
         jobs = [_planned(state, states) for state in others]
         for state, job, forecast in zip(others, jobs, forecasts(jobs, draws), strict=True):
             said = Promise(forecast.seconds, forecast.machines_usd, job.chances.runs)
-            found.append(_held(state, said))
+            found.append(held(state, said))
     if not found:
         raise RequestError("no run here has ended by itself yet; there is nothing to hold a plan against")
     return sorted(found, key=lambda each: each.run)
 
 
-def _held(state: RunState, promise: Promise) -> Reviewed:
+def held(state: RunState, promise: Promise) -> Reviewed:
     """The run beside what was said of it."""
     return Reviewed(
         state.plan.run,
@@ -160,10 +163,10 @@ def _held(state: RunState, promise: Promise) -> Reviewed:
         state.plan.limits.workers,
         promise.earlier_runs,
         state.plan.promise is not None,
-        Range(*promise.seconds),
-        last_result_s(state),
-        Range(*promise.machines_usd),
-        machines_usd(state, state.last_at),
+        Range(*promise.seconds).rounded(TIME_DIGITS),
+        round(last_result_s(state), TIME_DIGITS),
+        Range(*promise.machines_usd).rounded(MONEY_DIGITS),
+        round(machines_usd(state, state.last_at), MONEY_DIGITS),
     )
 
 
@@ -270,9 +273,9 @@ def _row(each: Reviewed) -> ReviewRow:
         "workers": each.workers,
         "earlier_runs": each.earlier_runs,
         "promised": each.promised,
-        "seconds": range_document(each.seconds, 1),
-        "took_seconds": round(each.took_s, 1),
-        "machines_usd": range_document(each.machines_usd, 4),
-        "cost_usd": round(each.cost_usd, 4),
+        "seconds": range_document(each.seconds, TIME_DIGITS),
+        "took_seconds": each.took_s,
+        "machines_usd": range_document(each.machines_usd, MONEY_DIGITS),
+        "cost_usd": each.cost_usd,
         "inside": each.in_time_range,
     }
