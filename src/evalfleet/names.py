@@ -30,6 +30,7 @@ NO_HOME = "xxxxxx"
 
 _KEPT = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.~-")
 _PLAIN = re.compile(rf"[A-Za-z0-9_~-][A-Za-z0-9_.~-]{{0,{MAX_FILE_NAME - 1}}}")
+_MACHINE_ID = re.compile(r"[a-z0-9]-([a-z0-9]{6})-[0-9]+(?![a-z0-9])")
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
 _TAKEN_BY_RUN = (
     *("results.json", "aggregated_results.json", "parallel_live.json", "vm_pool_registry.json"),
@@ -112,6 +113,13 @@ def repeat_id(task: str, k: int, model: str = "") -> TaskId:
 
 def machine_id(pool: str, home_id: str, n: int) -> MachineId:
     return MachineId(f"{pool}-{home_id[:6]}-{n}")
+
+
+def home_in(text: str) -> str:
+    """The home, by its first six characters, of the machine whose id is in the name of its disk; empty if
+    there is none."""
+    found = _MACHINE_ID.search(text)
+    return "" if found is None else found[1]
 
 
 def hint(name: str, known: Iterable[str]) -> str:

@@ -636,6 +636,8 @@ class Image(Struct, frozen=True, omit_defaults=True):
     usd_per_month: float = 0.0
     prices_as_of: str = ""
     parts: tuple[str, ...] = ()
+    kind: Literal["image", "snapshot"] = "image"
+    """A snapshot is a copy that somebody made of a machine's disk. We make none, and delete none."""
 
 
 class Belonging(Struct, frozen=True, omit_defaults=True):
@@ -701,7 +703,8 @@ class ImageMaker(Estate, Protocol):
         ...
 
     async def images(self) -> Sequence[Image]:
-        """All that evalfleet has made there, whichever home did. Raises PlaceError."""
+        """All that evalfleet has made there, whichever home did, and what snapshots of its machines' disks
+        others have made. Raises PlaceError."""
         ...
 
     async def drop_image(self, image: Image) -> None:

@@ -1,4 +1,4 @@
-"""Microsoft.Compute: disks and images."""
+"""Microsoft.Compute: disks, images and snapshots."""
 
 from __future__ import annotations
 
@@ -115,4 +115,4 @@ class Plain(Kind):
 
 
 def plain_kinds(cloud: Cloud) -> list[Kind]:
-    return [Plain(cloud, type) for type in ("Microsoft.Compute/images",)]
+    return [Plain(cloud, type) for type in ("Microsoft.Compute/images", "Microsoft.Compute/snapshots")]

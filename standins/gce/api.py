@@ -65,7 +65,7 @@ class Api:
             ("GET", rf"{one}/serialPort", self._serial),
             ("GET", rf"{p}{z}/disks{name}", self._disk),
             ("DELETE", rf"{p}{z}/disks{name}", self._delete_disk),
-            ("GET", rf"{p}/global/(?P<kind>firewalls|networks|images)", self._global_list),
+            ("GET", rf"{p}/global/(?P<kind>firewalls|networks|images|snapshots)", self._global_list),
             ("GET", rf"{p}/global/images/family/(?P<family>[^/]+)", self._family),
             ("GET", rf"{p}/global/(?P<kind>firewalls|networks|images){name}", self._global),
             ("POST", rf"{p}/global/firewalls", self._insert_firewall),
@@ -494,6 +494,7 @@ class Api:
             "firewalls": self._cloud.firewalls,
             "networks": self._cloud.networks,
             "images": self._cloud.images,
+            "snapshots": self._cloud.snapshots,
         }[kind]
 
     def _shown_global(self, call: Call, kind: str, path: str) -> Json:

@@ -159,6 +159,7 @@ class Cloud(Background):
         self.firewalls: dict[str, Json] = {}
         self.networks: dict[str, Json] = {}
         self.images: dict[str, Json] = {}
+        self.snapshots: dict[str, Json] = {}
         self.operations: dict[str, Operation] = {}
         self.by_request: dict[str, Operation] = {}
         self.clients_are_inside = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,11 @@ import pytest
 from evalfleet.errors import PlaceError
 from evalfleet.model import Needs, Offer
 from evalfleet.places.gce.price_list import parts_of, prices_of
+from evalfleet.ports import Image
 from evalfleet.testing.harness import raised
 from standins.gce import StandIn
 from standins.gce.price_list import ADDRESS_USD, DISK_USD, PATH, SPOT_ADDRESS_USD, machine_usd
+from standins.gce.words import PROJECT
 from tests.cloud.gce_places import FAST, examine, place
 from tests.desk import Desk
 
@@ -237,3 +239,28 @@ def test_if_no_region_answers_none_is_the_nearest(google: StandIn, tmp_path: Pat
     (check,) = examine(google, tmp_path, **nobody).values()
     assert (check.name, check.verdict) == ("distance", "bad")
     assert "name `zones`" in check.remedy
+
+
+def test_snapshots_of_machines_disks_are_listed_with_their_cost(google: StandIn, tmp_path: Path) -> None:
+    """People make them by hand, and Google bills what they hold for months."""
+    root, disks = f"projects/{PROJECT}/global/snapshots", f"projects/{PROJECT}/zones/us-central1-a/disks"
+    for name, disk in (("mine", "pool-abc123-1"), ("strange", "database")):
+        google.cloud.snapshots[f"{root}/{name}"] = {
+            "name": name,
+            "sourceDisk": f"https://www.googleapis.com/compute/v1/{disks}/{disk}",
+            "storageBytes": str(40 << 30),
+            "diskSizeGb": "128",
+            "status": "READY",
+            "storageLocations": ["us"],
+        }
+
+    async def main() -> Sequence[Image]:
+        made = place(google, tmp_path)
+        try:
+            return await made.images()
+        finally:
+            await made.close()
+
+    (found,) = asyncio.run(main())
+    assert (found.kind, found.name, found.home, found.state) == ("snapshot", "mine", "abc123", "ready")
+    assert (found.gb, found.usd_per_month) == (40.0, 2.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from evalfleet.model import Machine, MachineId
 from evalfleet.ports import Image
 from standins.azure import StandIn
 from standins.azure.galleries import DEFINITION as DEFINITION_TYPE
+from tests.cloud.desk import AzureDesk
 from tests.cloud.places import GROUP, examine, offer, place
 from tests.cloud.rest import DEFINITION, Rest, compute, version_of
 from tests.waiting import PATIENCE_S
@@ -140,3 +142,33 @@ async def images(azure: StandIn, home: Path) -> Sequence[Image]:
 
 async def in_vain() -> None:
     raise AssertionError("there is nothing to be put to rest")
+
+
+def test_snapshots_of_machines_disks_are_listed_with_their_cost_and_left_alone(
+    azure: StandIn, tmp_path: Path
+) -> None:
+    """People make them by hand, and Azure bills them for months."""
+    disks = f"/subscriptions/{azure.subscription}/resourceGroups/{GROUP}/providers/Microsoft.Compute/disks"
+    rest = Rest(azure)
+    rest.ask("PUT", f"/resourceGroups/{GROUP}", {"location": "eastus"})
+    for name, disk in (("mine", f"{ONE}-os"), ("strange", "database")):
+        rest.put(
+            f"/resourceGroups/{GROUP}/providers/Microsoft.Compute/snapshots/{name}",
+            {
+                "location": "eastus",
+                "properties": {
+                    "creationData": {"createOption": "Copy", "sourceResourceId": f"{disks}/{disk}"},
+                    "diskSizeGB": 128,
+                },
+            },
+        )
+    (found,) = asyncio.run(images(azure, tmp_path))
+    assert (found.kind, found.name, found.home, found.regions) == ("snapshot", "mine", "abc123", ("eastus",))
+    assert found.usd_per_month == 6.4
+    assert not found.setting
+    desk = AzureDesk(azure, tmp_path / "desk")
+    assert "snapshot" in desk.say("images")
+    assert json.loads(desk.say("images", "--json"))[0]["kind"] == "snapshot"
+    desk("images", "--delete", "mine", "--yes").refused("there is no image 'mine' of yours")
+    for name in ("mine", "strange"):
+        rest.delete(f"/resourceGroups/{GROUP}/providers/Microsoft.Compute/snapshots/{name}")

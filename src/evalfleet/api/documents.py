@@ -148,6 +148,7 @@ def belonging_row(found: FoundBelonging) -> BelongingRow:
 def image_facts(image: Image) -> ImageFacts:
     return {
         "image": image.name,
+        "kind": image.kind,
         "state": image.state,
         "setting": image.setting,
         "regions": list(image.regions),

@@ -425,7 +425,7 @@ def _why(key: Key, counted: Counted, billed: float, lines: Sequence[BillLine], e
     if any(line.reserved for line in lines) and off < 0:
         return "a reservation or commitment has paid for it"
     if subject == SHARED:
-        return "images, networks and the like that runs share: see `evalfleet images`"
+        return "images, snapshots, networks and the like that runs share: see `evalfleet images`"
     if not counted.usd:
         return "another key or program used it" if export.of_models else "no run or pool here had it then"
     if export.of_models:

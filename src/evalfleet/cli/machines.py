@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 HEAD = ("place", "machine", "where", "owner", "expires", "parts", "to be reaped")
-IMAGES_HEAD = ("place", "image", "state", "regions", "GB", "cost", "owner")
+IMAGES_HEAD = ("place", "image", "kind", "state", "regions", "GB", "cost", "owner")
 
 
 def machines_arguments(parser: argparse.ArgumentParser) -> None:
@@ -167,7 +167,8 @@ async def images(args: argparse.Namespace) -> int:
     """List the images that evalfleet has captured at the places of evalfleet.toml, or delete one.
 
     `evalfleet pool prepare POOL BENCHMARK --capture NAME` makes them. An image costs money until it is
-    deleted.
+    deleted. Snapshots that people have made of machines' disks are listed, too, with their cost; they are
+    left alone.
     """
     import json
 
@@ -183,7 +184,8 @@ async def images(args: argparse.Namespace) -> int:
         print(json.dumps([image_row(each) for each in found]))
     elif found:
         print(images_table(found))
-        print("\n".join(["", *(f"{each.image.name}: {each.image.setting}" for each in found)]))
+        settings = [f"{each.image.name}: {each.image.setting}" for each in found if each.image.setting]
+        print("\n".join(["", *settings]) if settings else "")
     else:
         print("there are no images of ours at the places of evalfleet.toml")
     return 0
@@ -197,7 +199,7 @@ def images_table(found: Sequence[FoundImage]) -> str:
 
 def _row(place: str, image: Image) -> list[Any]:
     where, gb = ", ".join(image.regions) or None, f"{image.gb:.1f}" if image.gb else None
-    return [place, image.name, image.state, where, gb, monthly(image), image.owner or None]
+    return [place, image.name, image.kind, image.state, where, gb, monthly(image), image.owner or None]
 
 
 def monthly(image: Image) -> str:
@@ -219,7 +221,7 @@ async def _delete(
 
     from .terminal import agreed
 
-    own = [each for each in found if each.is_own]
+    own = [each for each in found if each.is_own and each.image.kind == "image"]
     chosen = [each for each in own if each.image.name == name]
     if not chosen:
         raise RequestError(f"there is no image {name!r} of yours; {hint(name, [e.image.name for e in own])}")

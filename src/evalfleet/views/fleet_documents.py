@@ -4,7 +4,7 @@ prices, plans and notices. As in `documents`, their keys are public.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, NotRequired, TypedDict
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from msgspec import Meta
 
@@ -160,9 +160,10 @@ class BelongingRow(TypedDict):
 
 
 class ImageFacts(TypedDict):
-    """An image that a machine was captured as."""
+    """An image that a machine was captured as, or a snapshot that somebody made of a machine's disk."""
 
     image: str
+    kind: Literal["image", "snapshot"]
     state: str
     setting: Annotated[str, Meta(description="the line of evalfleet.toml that makes machines from it")]
     regions: list[str]

@@ -33,6 +33,7 @@ from .template import COMPUTE, GALLERIES, RESOURCES
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 15.0
 MADE_S = 900.0
+SNAPSHOTS = "Microsoft.Compute/snapshots"
 COPIED_S = 4 * 3600.0
 GONE_S = 900.0
 Rest = Callable[[], Awaitable[None]]
@@ -204,7 +205,18 @@ class ImageGallery:
         """In the whole subscription, or where we may look, by their tags."""
         found = galleries.definitions_in(await leftovers.resources_of(self._arm, self._root, galleries.TYPES))
         versions = await asyncio.gather(*(self._version(each) for each in found))
-        return tuple(galleries.read(each, version) for each, version in zip(found, versions, strict=True))
+        images = [galleries.read(each, version) for each, version in zip(found, versions, strict=True)]
+        return (*images, *await self._snapshots())
+
+    async def _snapshots(self) -> list[Image]:
+        """In our group; none, if we may not look."""
+        try:
+            shown = await self._arm.all(f"{self._root}/providers/{SNAPSHOTS}", COMPUTE)
+        except ArmFault as fault:
+            if fault.status not in (403, 404):
+                raise
+            return []
+        return [image for each in shown if (image := galleries.snapshot(each)) is not None]
 
     async def _version(self, definition: Json) -> Json | None:
         try:

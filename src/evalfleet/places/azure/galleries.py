@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from evalfleet.errors import RequestError
 from evalfleet.model import MachineId
+from evalfleet.names import home_in
 from evalfleet.places.vm.answers import Json, rows, table
 from evalfleet.ports import Image
 
@@ -153,6 +154,29 @@ def read(definition: Json, version: Json | None) -> Image:
         usd_per_month=round(gb * len(regions) * IMAGE_USD_A_GB_MONTH, 2),
         prices_as_of=AS_OF,
         parts=(definition["id"], *([reference] if version is not None else [])),
+    )
+
+
+def snapshot(shown: Json) -> Image | None:
+    """A snapshot of a machine's disk, by the name of the disk; None: of another one. It is billed for what it
+    holds, which is at most the disk's size."""
+    properties = table(shown.get("properties"))
+    source = str(table(properties.get("creationData")).get("sourceResourceId") or "")
+    if not (home := home_in(source.rsplit("/", 1)[-1].lower())):
+        return None
+    gb = float(properties.get("diskSizeGB") or 0)
+    return Image(
+        name=str(shown.get("name")),
+        home=home,
+        owner=tags_in(shown).get(OWNER, ""),
+        setting="",
+        state=str(properties.get("provisioningState", "")).lower().replace("succeeded", "ready"),
+        regions=(plain_region(str(shown.get("location", ""))),),
+        gb=gb,
+        usd_per_month=round(gb * IMAGE_USD_A_GB_MONTH, 2),
+        prices_as_of=AS_OF,
+        parts=(str(shown["id"]),),
+        kind="snapshot",
     )
 
 

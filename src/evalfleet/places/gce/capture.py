@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from evalfleet.channels.ssh.target import HostDown, HostLost, HostRefused
 from evalfleet.errors import PlaceError, RequestError
 from evalfleet.model import Machine, MachineId
+from evalfleet.names import home_in
 from evalfleet.places.vm.answers import Json, table
 from evalfleet.places.vm.image_cleanup import clean, seal
 from evalfleet.places.vm.ssh_access import SshAccess, address_of
@@ -22,7 +23,7 @@ from .client import ComputeClient, path_of
 from .inventory import Instance, ProjectInventory
 from .lifecycle import InstanceControl
 from .names import HOME, IMAGE, OWNER, label, plain
-from .prices import AS_OF, IMAGE_USD_A_GB_MONTH
+from .prices import AS_OF, IMAGE_USD_A_GB_MONTH, SNAPSHOT_USD_A_GB_MONTH
 from .settings import GceSettings, GoogleAccount
 
 SOURCE, SIZE = "evalfleet-captured-from", "evalfleet-gb"
@@ -157,7 +158,18 @@ class ProjectImages:
     async def all(self) -> Sequence[Image]:
         """In the whole project, by their labels."""
         found = await self._client.all(f"{self._client.root}/global/images", filter=f"labels.{IMAGE}:*")
-        return tuple(read(each) for each in found if table(each.get("labels")).get(HOME))
+        images = [read(each) for each in found if table(each.get("labels")).get(HOME)]
+        return (*images, *await self._snapshots())
+
+    async def _snapshots(self) -> list[Image]:
+        """In the whole project; none, if we may not look."""
+        try:
+            shown = await self._client.all(f"{self._client.root}/global/snapshots")
+        except GoogleFault as fault:
+            if fault.status != 403:
+                raise
+            return []
+        return [image for each in shown if (image := read_snapshot(each)) is not None]
 
     async def drop(self, image: Image) -> None:
         """What does not have the labels any more is left alone."""
@@ -193,6 +205,27 @@ def read(shown: Json) -> Image:
         usd_per_month=round(gb * IMAGE_USD_A_GB_MONTH, 2),
         prices_as_of=AS_OF,
         parts=(path,),
+    )
+
+
+def read_snapshot(shown: Json) -> Image | None:
+    """A snapshot of a machine's disk, by the name of the disk; None: of another one. Google tells what it
+    holds, and is paid for."""
+    if not (home := home_in(str(shown.get("sourceDisk", "")).rsplit("/", 1)[-1])):
+        return None
+    gb = float(shown.get("storageBytes") or 0) / (1 << 30)
+    return Image(
+        name=str(shown.get("name")),
+        home=home,
+        owner=str(table(shown.get("labels")).get(OWNER, "")),
+        setting="",
+        state=str(shown.get("status", "")).lower(),
+        regions=tuple(str(each) for each in shown.get("storageLocations") or ()),
+        gb=round(gb, 1),
+        usd_per_month=round(gb * SNAPSHOT_USD_A_GB_MONTH, 2),
+        prices_as_of=AS_OF,
+        parts=(path_of(shown),),
+        kind="snapshot",
     )
 
 

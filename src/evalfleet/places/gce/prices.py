@@ -52,6 +52,7 @@ c3-standard-4   0.06279 0.06279 0.05422 0.06279 0.04833 0.0803 0.10841 0.12842
 """
 DISK_USD_A_GB_MONTH: Mapping[str, float] = {"pd-ssd": 0.17, "pd-balanced": 0.1, "pd-standard": 0.04}
 IMAGE_USD_A_GB_MONTH = 0.05
+SNAPSHOT_USD_A_GB_MONTH = 0.05
 MENDS = ("reset", "restart")
 
 
