@@ -107,7 +107,11 @@ def test_days_after_the_export_and_runs_of_others_are_explained(workspace: Works
     found = reconcile(workspace, written(workspace, text), None, "2026-01")
     assert rows(found) == [
         ("2026-01-01", "gone", "no run or pool here had it then"),
-        ("2026-01-01", "shared", "images, networks and the like that runs share: see `evalfleet images`"),
+        (
+            "2026-01-01",
+            "shared",
+            "images, snapshots, networks and the like that runs share: see `evalfleet images`",
+        ),
         ("2026-01-02", "run1", ""),
         ("2026-01-03", "run1", "the export ends on 2026-01-02, and bills come late"),
     ]
