@@ -99,7 +99,7 @@ class MachineLearning(Service):
     def __init__(self) -> None:
         from standins.azure_ml import StandIn, Timing
 
-        timing = Timing(QUICK, QUICK, QUICK, QUICK, QUICK)
+        timing = Timing(*[QUICK] * 6)
         self.standin: azure_ml.StandIn = StandIn(ml_timing=timing, seed=SEED)
 
     def own_settings(self) -> dict[str, Any]:
@@ -111,10 +111,21 @@ class MachineLearning(Service):
         return len(self.standin.living()) + len(self.standin.meters.running())
 
 
+class Instances(MachineLearning):
+    """Compute instances of Azure Machine Learning, which SSH does not reach here. What is stopped may stay."""
+
+    def own_settings(self) -> dict[str, Any]:
+        return {**super().own_settings(), "compute": "instances", "answer_s": 0.1}
+
+    def alone(self) -> int:
+        return len(self.standin.meters.running())
+
+
 SERVICES: Mapping[str, Callable[[], LeakyCloud]] = {
     "azure_batch": Batch,
     "azure_batch_mailbox": BatchByMailbox,
     "azure_ml": MachineLearning,
+    "azure_ml_instances": Instances,
 }
 
 

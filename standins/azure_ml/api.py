@@ -241,6 +241,10 @@ class MachineLearning:
         if old is not None:
             instances.change(old, call.body)
             return Answer(200, instances.show(root, PROVIDER, old))
+        size = str((call.body["properties"].get("properties") or {}).get("vmSize"))
+        if self._service.used_cores(False) + cores_of(size) > self._service.quota[False]:
+            words = f"Operation results in exceeding quota limits of Core. Size: {size}."
+            raise ArmError(400, "ClusterCoreQuotaReached", words)
         instance = instances.add(name, call.body)
         operation = self._cloud.operations.start(COMPUTE_OPERATIONS, instances.bring(instance))
         headers = self._cloud.operations.headers(call, operation, location=False)

@@ -193,6 +193,19 @@ def test_one_that_cannot_be_made_is_told_in_azures_words_and_deleted(
     until(lambda: not ml.left(), lambda: f"{ml.left()}")
 
 
+def test_no_quota_is_told_with_its_remedy_and_makes_nothing(ml: StandIn, tmp_path: Path) -> None:
+    ml.service.quota[False] = 3
+
+    async def act(made: AzureMlInstances) -> None:
+        with pytest.raises(PlaceError, match="the studio's page Quota") as refused:
+            await (await begin(made))
+        assert (refused.value.transient, refused.value.scope) == (False, "family")
+        await made.delete(ONE)
+
+    play(ml, tmp_path, act)
+    until(lambda: not ml.left(), lambda: f"{ml.left()}")
+
+
 def test_every_state_that_azure_names_has_a_meaning() -> None:
     from tests.cloud.test_azure_contracts import FOLDER, contract
 

@@ -330,6 +330,9 @@ def test_no_quota_is_told_in_azures_words_with_its_remedy(ml: StandIn, tmp_path:
         assert "ask for more cores" in gone.detail
         assert not gone.start
         assert gone.ran_s == 0
+        with pytest.raises(PlaceError, match="ask for more cores") as refused:
+            await made.create(machine_id(2), offer(), LIFE_S)
+        assert (refused.value.transient, refused.value.scope) == (False, "offer"), "it is not tried again"
         await made.delete(ONE)
 
     play(ml, tmp_path, act)

@@ -169,6 +169,12 @@ MEANINGS = (
         "set AZURE_STORAGE_ACCOUNT_KEY, or log in with the roles Storage Blob Data Contributor and Storage "
         "Blob Delegator there",
     ),
+    means(
+        "ClusterCoreQuotaReached ClusterMinNodesExceedCoreQuota SubscriptionCoreQuotaReached",
+        "family",
+        "ask for more cores for Azure Machine Learning: the studio's page Quota",
+        frees=True,
+    ),
     means("LocationNotAvailableForResourceType", "region", "name other `regions`"),
     means(
         "DeploymentQuotaExceeded",
@@ -199,6 +205,7 @@ SOON = frozenset(
         "Conflict",
         "OperationPreempted",
         "AnotherOperationInProgress",
+        "ComputeBeingDeleted",
         "RetryableError",
         "DeploymentActive",
         "DeploymentNotFound",

@@ -41,6 +41,7 @@ from .instances import AzureMlInstances
 from .monitor import MlMonitor, QuietMachines
 from .service import (
     IMAGE_REMEDY,
+    QUOTA_REMEDY,
     RUNNING,
     MlClient,
     MlJob,
@@ -70,6 +71,7 @@ CANCEL_S = 600.0
 DELETE_S = 100.0
 """For so long one call of `delete` waits for a job to end."""
 PAUSE_S = 1.0
+AT_WORK = ("pending", "up")
 QUIET_S = 60.0
 """A machine that has not told its load for so long: Azure Monitor is asked for it."""
 
@@ -156,17 +158,26 @@ class AzureMlPlace(Preflight):
     async def list(self, pool: str) -> Sequence[Machine]:
         found, now = await self._looks.fresh(), self._arm.now()
         patience = StagePatience(self._settings.prepare_s, self._settings.start_s)
-        machines: list[Machine] = []
-        for id, seen in sorted(found.items()):
-            if id.startswith(f"{pool}-"):
-                machine = machine_of(seen, now, patience)
-                if machine.detail.endswith(REFUSALS[NO_KVM]) and seen.job is not None:
-                    self._refused[seen.job.cluster] = machine.detail
-                elif IMAGE_REMEDY in machine.detail:
-                    self._no_image = machine.detail
-                machines.append(machine)
+        machines = [
+            machine_of(seen, now, patience) for id, seen in sorted(found.items()) if id.startswith(f"{pool}-")
+        ]
+        self._note_refusals(machines, found)
         self._looks.note(machines)
         return tuple(machines)
+
+    def _note_refusals(self, machines: Sequence[Machine], found: Mapping[MachineId, MlSighting]) -> None:
+        """Remember what will not become better: the next machine is refused at once, with the remedy."""
+        jobs = {machine.id: job for machine in machines if (job := found[machine.id].job) is not None}
+        at_work = {jobs[each.id].cluster for each in machines if each.id in jobs and each.phase in AT_WORK}
+        for machine in machines:
+            if IMAGE_REMEDY in machine.detail:
+                self._no_image = machine.detail
+            elif machine.id in jobs:
+                cluster = jobs[machine.id].cluster
+                # a quota that others of ours use up may have room again when they go
+                no_quota = machine.detail.endswith(QUOTA_REMEDY) and cluster not in at_work
+                if no_quota or machine.detail.endswith(REFUSALS[NO_KVM]):
+                    self._refused[cluster] = machine.detail
 
     # -- making and ending -------------------------------------------------------------------------
 

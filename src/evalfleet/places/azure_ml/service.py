@@ -74,9 +74,12 @@ _PERMANENT = re.compile(
     re.IGNORECASE,
 )
 _TROUBLE = re.compile(r"error|fail|denied|unauthorized|toomanyrequests|manifest", re.IGNORECASE)
+QUOTA_REMEDY = "ask for more cores for Azure Machine Learning (studio: Quota)"
 REMEDIES = {
-    "clustercorequotareached": "ask for more cores of that family for Azure Machine Learning (studio: Quota)",
-    "clusterminnodesexceedcorequota": "ask for more cores for Azure Machine Learning (studio: Quota)",
+    "clustercorequotareached": QUOTA_REMEDY,
+    "clusterminnodesexceedcorequota": QUOTA_REMEDY,
+    "subscriptioncorequotareached": QUOTA_REMEDY,
+    "quotaexceeded": QUOTA_REMEDY,
     "allocationfailed": "the region has no room for that size now: other `sizes` are tried",
     "allocationtimedout": "the region has no room for that size now: other `sizes` are tried",
 }
