@@ -58,6 +58,8 @@ class Instances:
         self.all: dict[str, Instance] = {}
         self.fails = ""
         """A state that the next one ends in: CreateFailed, SetupFailed or Unusable."""
+        self.image = ""
+        """What their disks are copies of: on Azure, computers with Docker."""
 
     def add(self, name: str, body: Json) -> Instance:
         check(name, body)
@@ -81,7 +83,16 @@ class Instances:
             return None
         if self.fails == "CreateFailed":
             return self._failed(instance, "AllocationFailed", "No room for the size in the region.")
-        guest = Guest(instance.name, instance.name, instance.address, USER, (), b"", has_temp_disk=True)
+        guest = Guest(
+            instance.name,
+            instance.name,
+            instance.address,
+            USER,
+            (),
+            b"",
+            has_temp_disk=True,
+            image=self.image,
+        )
         self.cloud.meters.start(
             "vm", instance.name, instance.size, self._region, self.cloud.clock.now(), spot=False
         )
