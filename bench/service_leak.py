@@ -112,7 +112,7 @@ class MachineLearning(Service):
 
 
 class Instances(MachineLearning):
-    """Compute instances of Azure Machine Learning, which SSH does not reach here. What is stopped may stay."""
+    """Its compute instances, which SSH does not reach here. What is stopped may stay until it is reaped."""
 
     def own_settings(self) -> dict[str, Any]:
         return {**super().own_settings(), "compute": "instances", "answer_s": 0.1}
