@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from evalfleet.errors import PlaceError
+from evalfleet.errors import PlaceError, RequestError
+from evalfleet.places.slurm import SlurmPlace, SlurmSettings
 from evalfleet.places.slurm.commands import Slurm, elapsed_s, limit, refusal
 from evalfleet.places.slurm.login import ThisComputer
+from evalfleet.ports import PlaceContext
 
 
 @pytest.mark.parametrize(
@@ -98,3 +100,10 @@ def test_slurms_variables_of_the_job_we_are_in_are_not_passed_on(monkeypatch: py
     assert environ["SLURM_CONF"] == "/etc/slurm.conf"
     assert environ["SBATCH_QOS"] == "q"
     assert "SLURM_NTASKS" not in environ
+
+
+@pytest.mark.parametrize(("folder", "words"), [("", "has no 'folder'"), ("s3://bucket/mail", "buckets")])
+def test_a_folder_that_can_be_none_is_refused_in_one_line(tmp_path: Path, folder: str, words: str) -> None:
+    with pytest.raises(RequestError, match=words) as told:
+        SlurmPlace.make("hpc", SlurmSettings(folder=folder), PlaceContext(tmp_path, "0a1b2c"))
+    assert "\n" not in str(told.value)

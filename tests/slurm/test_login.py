@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import getpass
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from evalfleet.errors import PlaceError
 from evalfleet.events import AttemptEnded, MachineAllocated
 from evalfleet.model import Scored
+from evalfleet.places.slurm import remote
+from evalfleet.places.slurm.commands import Slurm
+from evalfleet.places.ssh.place import SshSettings, access_of
+from evalfleet.ports import PlaceContext
 from tests.desk import Desk
 from tests.ssh.fleet import Sshd, keygen
 from tests.waiting import until
@@ -86,7 +92,8 @@ def test_a_run_over_ssh_goes_on_when_the_connection_is_cut(
     ended = [event for event in at.events() if isinstance(event, AttemptEnded)]
     assert len(ended) == 2, "a cut has ended attempts"
     assert all(isinstance(event.outcome, Scored) for event in ended)
-    assert len([event for event in at.events() if isinstance(event, MachineAllocated)]) == 2
+    journal = "\n".join(map(str, at.events()))
+    assert len([event for event in at.events() if isinstance(event, MachineAllocated)]) == 2, journal
     for task in ("t0", "t1"):
         out = tmp_path / f"f/results/r/{task}/{task}.0"
         assert ((out / "big").stat().st_size, (out / "large").stat().st_size) == (BIG, BIG)
@@ -119,3 +126,27 @@ def test_doctor_looks_at_the_cluster_over_ssh(login: LoginNode, cluster: Cluster
     assert done.code == 0, done
     assert "commands: slurm" in done.said
     assert f"{login.sshd.home}/shared" in done.said
+
+
+@pytest.mark.nightly  # what hangs there is ended a while after we have given it up
+def test_a_squeue_that_hangs_on_the_login_node_is_told_and_ended_there(
+    login: LoginNode, cluster: Cluster, tmp_path: Path
+) -> None:
+    login.sshd.give_tool("squeue", f"echo $$ >{tmp_path}/pid; exec sleep 600")
+    by_ssh = SshSettings(
+        (f"{getpass.getuser()}@{login.sshd.name}",), key=str(login.key), known_hosts=str(login.known_hosts)
+    )
+
+    async def ask() -> None:
+        context = PlaceContext(tmp_path, "0a1b2c", environ={})
+        node = remote.LoginNode(by_ssh.hosts[0], access_of("hpc", by_ssh, context), "hpc", context.home_id)
+        try:
+            await Slurm(node, answer_s=5.0).jobs()
+        finally:
+            await node.close()
+
+    with pytest.raises(PlaceError, match="squeue has not answered for 5 s") as told:
+        asyncio.run(ask())
+    assert told.value.transient
+    pid = (tmp_path / "pid").read_text().strip()
+    until(lambda: not Path(f"/proc/{pid}").exists(), "its end on the login node")

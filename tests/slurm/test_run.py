@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import shutil
@@ -12,10 +13,11 @@ from typing import Any
 import pytest
 
 from evalfleet.errors import PlaceError
-from evalfleet.events import MachineAllocated, MachineCondemned, MachineQueued
-from evalfleet.model import Cause, Needs
+from evalfleet.events import AttemptEnded, MachineAllocated, MachineCondemned, MachineQueued
+from evalfleet.model import Cause, MachineId, Needs, Scored
 from evalfleet.places.slurm import SlurmPlace, SlurmSettings
 from evalfleet.ports import PlaceContext
+from evalfleet.testing.harness import first_offer
 from tests.desk import Desk
 from tests.waiting import until
 
@@ -85,6 +87,50 @@ def test_where_steps_are_forbidden_a_run_goes_by_mailbox_and_is_resumed(
     assert (told["scored"], told["broken"], told["status"]) == (6, 0, "done")
     assert len([event for event in at.events() if isinstance(event, MachineAllocated)]) == 2
     nothing_left(cluster, tmp_path / "f")
+
+
+@pytest.mark.nightly
+def test_no_task_is_started_that_would_outlast_its_job_and_the_rest_goes_to_a_new_one(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    at = desk(cluster, tmp_path / "f", 12, "time_limit_s = 130\nboot_s = 10\n")
+    (tmp_path / "f/run.sh").write_text(f"sleep 4\n{SCRIPT}")
+    toml = tmp_path / "f/b.toml"
+    toml.write_text(toml.read_text().replace("timeout_s = 60", "timeout_s = 15"))
+    done = at("run", "b.toml", "--on", "hpc", "--workers", "1", "--name", "r")
+    assert done.code == 0, done
+    ended = [event for event in at.events() if isinstance(event, AttemptEnded)]
+    assert len(ended) == 12, "an attempt was ended with its job"
+    assert all(isinstance(event.outcome, Scored) for event in ended)
+    assert len([event for event in at.events() if isinstance(event, MachineAllocated)]) > 1
+    nothing_left(cluster, tmp_path / "f")
+
+
+def test_squeue_is_asked_once_for_all_machines_and_no_more_often_than_poll_s(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tools, asked = tmp_path / "tools", tmp_path / "asked"
+    tools.mkdir()
+    real = shutil.which("squeue")
+    command(tools / "squeue", f'case "$*" in *--me*) date +%s.%N >>{asked};; esac; exec {real} "$@"')
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    poll_s, machines = 1.5, [MachineId(f"r-abc123-{number}") for number in range(1, 4)]
+    settings = SlurmSettings(folder=str(tmp_path / "shared"), poll_s=poll_s)
+    place = SlurmPlace.make("hpc", settings, PlaceContext(tmp_path, "0a1b2c", environ=cluster.environ))
+
+    async def live() -> None:
+        offer = await first_offer(place)
+        await asyncio.gather(*(place.create(machine, offer, 600.0) for machine in machines))
+        while not all(machine.phase == "up" for machine in await place.list("r")):
+            await asyncio.gather(*(place.list("r") for _ in range(20)))
+        await asyncio.gather(*(place.delete(machine) for machine in machines))
+        await place.close()
+
+    asyncio.run(live())
+    times = [float(line) for line in asked.read_text().split()]
+    # a process may be slow to start, but the next one is asked for so much later
+    assert all(later - earlier > 0.5 * poll_s for earlier, later in itertools.pairwise(times)), times
+    assert times[-1] - times[0] > 0.9 * poll_s * (len(times) - 1) - 1.0, times
 
 
 def test_what_another_home_has_left_is_shown_and_reaped(cluster: Cluster, tmp_path: Path) -> None:

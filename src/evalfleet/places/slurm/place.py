@@ -144,6 +144,11 @@ class SlurmPlace(Preflight):
                 f"place {name!r} has no 'folder'; name one that the nodes share with the login node, such as "
                 'folder = "~/evalfleet"'
             )
+        if "://" in settings.folder:
+            raise RequestError(
+                f"place {name!r}: 'folder' is {settings.folder!r}; machines of Slurm need a folder of a file "
+                "system that the nodes share, buckets are of no use to them"
+            )
         if not settings.login:
             return cls(name, settings, context)
         try:
@@ -340,6 +345,7 @@ class SlurmPlace(Preflight):
                     "life_s": expires_s,
                     "at": time.time(),
                     "of_pool": self._context.for_pool,
+                    "mail": self._settings.reach == "mailbox",
                 },
             )
             if told.get("full"):

@@ -137,7 +137,7 @@ def folder_of(told: Mapping[str, Any]) -> MachineFolder:
         life_s=_number(about.get("life_s")) or 0.0,
         made_at=_number(about.get("at")) or _number(told.get("made_at")) or 0.0,
         of_pool=bool(about.get("of_pool")),
-        mail=bool(told.get("mail")),
+        mail=bool(told.get("mail") or about.get("mail")),  # also while the mailbox is away
         key=_text(told.get("key")),
     )
 
