@@ -388,7 +388,10 @@ INSPECT_PYTHON = Path(os.environ.get("INSPECT_PYTHON") or ".venv/inspect/bin/pyt
 INSPECT_WITHIN_S = 120.0
 """Its log must be written, and its server must answer, within so long each: else it is not measured."""
 SAMPLES = """
+import json
+import os
 import sys
+import zipfile
 from inspect_ai.log import EvalConfig, EvalDataset, EvalLog, EvalResults, EvalSample, EvalSpec, write_eval_log
 from inspect_ai.model import ChatMessageAssistant, ChatMessageUser, ModelOutput
 from inspect_ai.scorer import Score
@@ -400,14 +403,34 @@ samples = [
         messages=[ChatMessageUser(content=f"do number {k}"), ChatMessageAssistant(content="done")],
         output=ModelOutput.from_content("m", "done"), scores={"match": Score(value=k % 2)},
     )
-    for k in range(n)
+    for k in range(2)
 ]
 spec = EvalSpec(
     created="2026-01-01T00:00:00+00:00", task="bench", model="m", config=EvalConfig(),
     dataset=EvalDataset(name="bench", samples=n),
 )
 results = EvalResults(total_samples=n, completed_samples=n)
-write_eval_log(EvalLog(eval=spec, status="success", results=results, samples=samples), file)
+write_eval_log(EvalLog(eval=spec, status="success", results=results, samples=samples), file + ".two.eval")
+
+# Its own way takes as long as the square of their number: the other samples are made of these two.
+with zipfile.ZipFile(file + ".two.eval") as two:
+    kind = two.infolist()[0].compress_type
+    parts = {name: two.read(name).decode() for name in two.namelist()}
+os.unlink(file + ".two.eval")
+
+def like(text, k):
+    return text.replace(f"task_{k % 2:06d}", f"task_{k:06d}").replace(f"do number {k % 2}", f"do number {k}")
+
+summaries = [json.dumps(each) for each in json.loads(parts["summaries.json"])]
+made = "[" + ",".join(like(summaries[k % 2], k) for k in range(n)) + "]"
+with zipfile.ZipFile(file, "w", kind) as log:
+    for name, text in parts.items():
+        if name.startswith("samples/"):
+            continue
+        log.writestr(name, made if "summaries" in name else text)
+    for k in range(n):
+        sample = parts[f"samples/task_{k % 2:06d}_epoch_1.json"]
+        log.writestr(f"samples/task_{k:06d}_epoch_1.json", like(sample, k))
 """
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 from evalfleet.events import (
     AttemptEnded,
@@ -15,9 +16,17 @@ from evalfleet.events import (
     AttemptStarted,
     CircuitChanged,
     Event,
+    MachineAllocated,
+    MachineCondemned,
+    MachineDeleted,
+    MachineHeard,
+    MachineQueued,
     MachineReady,
     MachineRequested,
+    MachineSilent,
+    MachineStep,
     MachineUp,
+    RunEnded,
     RunPlanned,
     TasksPlanned,
 )
@@ -35,7 +44,8 @@ from evalfleet.model import (
     Task,
     TaskId,
 )
-from evalfleet.views.dashboard.board import Board
+from evalfleet.state import fold
+from evalfleet.views.dashboard.board import MACHINE_COLUMNS, Board
 from evalfleet.views.dashboard.head import head
 
 CLUSTER = Offer("cluster", "node")
@@ -117,3 +127,49 @@ def test_the_head_tells_what_ran_where_why_a_place_was_left_and_what_was_bought(
         ["azure_vm", "D8", "westus2", True, 0.18, "2026-11-01", 2],
         ["cluster", "node", None, False, 0.0, "", 1],
     ]
+
+
+def test_the_timeline_knows_every_phase_of_a_machine_and_what_each_hour_cost(tmp_path: Path) -> None:
+    """Also from the state of whoever ends the run, which has no phases: they are read from the journal."""
+    queued, id = Offer("cluster", "node", "", 1.0, queues=True, billing_step_s=1.0), MachineId("m")
+    at = 10 * 3600 * SECOND
+    history: list[tuple[int, Event]] = [
+        (0, RunPlanned(Plan("r", "bench", ("cluster",)), 1)),
+        (0, TasksPlanned((Task(TaskId("t")),))),
+        (0, MachineRequested(id, "worker-1", 0, queued, 10**15)),
+        (5, MachineQueued(id, "third in line")),
+        (100, MachineAllocated(id, at + 90 * SECOND)),
+        (130, MachineUp(id, timings={"pull": 25.0})),
+        (140, MachineStep(id, "install")),
+        (160, MachineReady(id)),
+        (200, MachineSilent(id, at + 180 * SECOND)),
+        (220, MachineHeard(id)),
+        (7290, MachineCondemned(id, "the run is over")),
+        (7300, MachineDeleted(id, at + 7295 * SECOND)),
+        (7300, RunEnded("done")),
+    ]
+    store = Store.open(tmp_path)
+    store.create_past("r", 1, [(at + s * SECOND, event) for s, event in history])
+    made = Board(tmp_path, store, "r")
+    made.advance()
+    phases = made.machine_row(id, at)[MACHINE_COLUMNS.index("phases")]
+    begun = at // 1000
+    assert [[name, (since - begun) // 1000, (until - begun) // 1000] for name, since, until in phases] == [
+        ["queued", 0, 90],
+        ["pull", 90, 115],
+        ["boot", 115, 130],
+        ["set-up", 130, 140],
+        ["install", 140, 160],
+        ["ready", 160, 180],
+        ["silent", 180, 220],
+        ["ready", 220, 7290],
+        ["ending", 7290, 7295],
+    ]
+    of_state = Board.of(tmp_path, store, fold(store.read("r")))
+    now = at + 7300 * SECOND
+    assert msgspec.json.encode(of_state.tables(now)) == msgspec.json.encode(made.tables(now))
+    money = head(made.state, now, live=False)["money"]
+    hours = money["by_hour"]
+    assert [hour - begun for hour, _, _ in hours] == [0, 3_600_000, 7_200_000]
+    assert [round(usd * 3600) for _, usd, _ in hours] == [3510, 3600, 95], "it is billed from its start on"
+    assert sum(usd for _, usd, _ in hours) == pytest.approx(money["machine_usd"], abs=0.001)
