@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,12 @@ class TakeOver:
         with suppress(KeyError):  # it goes just now
             return [self._cloud.hosts.host(id) for id in up]
         return []
+
+    def machines(self) -> list[str]:
+        """What there is of machines, also of those that are coming up."""
+        if isinstance(self._cloud, gce.StandIn):
+            return [each.path for each in self._cloud.instances()]
+        return [str(each.id) for each in self._cloud.resources(VM)]
 
     def sleeping(self) -> list[int]:
         """The processes, on all machines, that wait to be woken."""
@@ -209,4 +216,33 @@ def test_who_may_run_no_command_on_azures_machines_gets_new_ones(
     assert run.two.results()["scored"] == 3
     assert said.count("our key cannot be put onto it") == 2, "once for each machine"
     assert "runCommand/action" in said
+    assert not cloud.left()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("cloud", ["azure", "gce"], indirect=True)
+def test_machines_that_were_still_coming_up_are_had_or_replaced_and_nothing_is_left(
+    cloud: azure.StandIn | gce.StandIn, tmp_path: Path
+) -> None:
+    """The first computer is lost while its machines boot: nobody has put a supervisor onto them."""
+    if isinstance(cloud, gce.StandIn):
+        cloud.cloud.timing = replace(cloud.cloud.timing, boot=(15.0, 20.0))
+    else:
+        cloud.cloud.timing.boot_s = (15.0, 20.0)
+    run = TakeOver(cloud, tmp_path, None)
+    try:
+        run.one.bench(3, 0.1)
+        first = run.one.start_run("--yes", "--workers", "2", "--store", str(run.bucket))
+        until(lambda: len(run.machines()) == 2, "two machines that come up")
+        first.kill()
+        # with one more than there were: it tells that it is not our network which is down
+        taken = run.two.start("resume", "--from", str(run.bucket), "--workers", "3")
+        until(lambda: not taken.lives, "the end", 500)
+        taken.finish()
+    finally:
+        run.one.sweep()
+        run.two.sweep()
+    assert run.two.results()["scored"] == 3
+    starts = [event.attempt for event in run.two.events() if isinstance(event, AttemptStarted)]
+    assert sorted(starts) == ["t_0.0", "t_1.0", "t_2.0"]
     assert not cloud.left()
