@@ -15,6 +15,7 @@ from evalfleet.errors import RequestError
 from evalfleet.journal import Store
 from evalfleet.model import AttemptId, Metered, Metering, ModelUse, Scored, after
 from evalfleet.planning.workspace import Workspace
+from evalfleet.state import fold
 from tests.unit.views_feed import START, Feed
 
 DAY = "2026-01-02"
@@ -125,6 +126,21 @@ def test_discounts_and_currencies_are_settings(workspace: Workspace) -> None:
     found = reconcile(workspace, written(workspace, text), "run1", None)
     assert [row.why for row in found.rows] == ["", ""]
     assert found.billed_usd == pytest.approx(8.0)
+
+
+def test_sizes_that_a_reservation_has_paid_are_a_setting(workspace: Workspace) -> None:
+    home = workspace.home_id
+    text = AZURE + azure_row(home, DAY, 0.0)
+    (machine,) = fold(workspace.records().read("run1")).machines.values()
+    size = machine.offer.size
+    (workspace.cwd / "evalfleet.toml").write_text(f"[cost]\nreserved = [{size!r}]\n")
+    found = reconcile(workspace, written(workspace, text), "run1", None)
+    assert {row.why for row in found.rows} == {""}, "nothing is billed but a disk, and it has none"
+    assert found.counted_usd == 0.0
+    (workspace.cwd / "evalfleet.toml").write_text("[cost]\nreserved = ['Another']\n")
+    again = Workspace({}, workspace.cwd, workspace.cwd / "home")  # which reads the file anew
+    found = reconcile(again, written(again, text), "run1", None)
+    assert found.counted_usd == pytest.approx(10.0)
 
 
 def test_google_tells_credits_and_labels(workspace: Workspace) -> None:

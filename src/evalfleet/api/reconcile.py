@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from evalfleet.channels.meter.accounts import Prices, price_of
 from evalfleet.errors import JournalForeign, RequestError
-from evalfleet.model import SECOND, Micros, seconds_between
+from evalfleet.model import SECOND, Micros, Offer, seconds_between
 from evalfleet.named_pools.pool_places import SIZE as BORROWED
 from evalfleet.planning.config import CostSettings
 from evalfleet.planning.plugins import known, place_kind
@@ -243,19 +243,26 @@ Key = tuple[str, str]
 """A day, and a run, pool or model."""
 
 
-def _machines_by_day(states: Iterable[RunState], discount: float, now: Micros) -> dict[Key, Counted]:
+def _machines_by_day(states: Iterable[RunState], settings: CostSettings, now: Micros) -> dict[Key, Counted]:
     found: defaultdict[Key, Counted] = defaultdict(Counted)
     for state in states:
         for machine in state.machines.values():
             if machine.offer.size == BORROWED or not machine.offer.usd_per_hour:
                 continue  # its pool has it, or it costs nothing
-            cost = (1 - discount) * machine_usd(machine, now)
-            slack = (1 - discount) * _slack_usd(machine)
+            paid = _billed_share(machine.offer, settings)
+            cost, slack = paid * machine_usd(machine, now), paid * _slack_usd(machine)
             for day, share in _shares(machine.billed_at, machine.gone_at or machine_end(machine, now)):
                 counted = found[day, state.plan.run]
                 counted.usd += cost * share
                 counted.slack_usd += slack * share
     return found
+
+
+def _billed_share(offer: Offer, settings: CostSettings) -> float:
+    """What of an offer's list price is billed, by what the settings say of the contract."""
+    if offer.size in settings.reserved and not offer.spot:
+        return offer.idle_usd_per_hour / offer.usd_per_hour
+    return 1 - settings.discount
 
 
 def _slack_usd(machine: MachineState) -> float:
@@ -348,7 +355,7 @@ def reconcile(workspace: Workspace, path: Path, run: str | None, month: str | No
     if export.of_models:
         counted, bill = _models_by_day(states), _by_model(export.lines, states)
     else:
-        counted = _machines_by_day(states, settings.discount, workspace.now())
+        counted = _machines_by_day(states, settings, workspace.now())
         bill = _ours(path, export.lines, workspace.home_id, run)
     days = {day for day, _ in counted}
     keys = {*counted, *bill}

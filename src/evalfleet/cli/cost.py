@@ -20,7 +20,8 @@ def cost(args: argparse.Namespace) -> int:
     """Hold what was counted for machines and models against an exported bill, by day.
 
     What a cloud billed is known by its tags; a model's vendor tells it by model. Each difference is
-    explained, or called unexplained. Discounts and other currencies are set in [cost] of evalfleet.toml.
+    explained, or called unexplained. Discounts, reservations and other currencies are set in [cost] of
+    evalfleet.toml.
     """
     from evalfleet.api.reconcile import reconcile, reconcile_document, reconcile_table
     from evalfleet.planning.workspace import Workspace

@@ -52,6 +52,9 @@ class CostSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """What a contract takes off the list prices of machines, as a share."""
     rates: Mapping[str, Annotated[float, Meta(gt=0)]] = field(default_factory=dict[str, float])
     """Currency, such as EUR -> how many dollars one is."""
+    reserved: tuple[str, ...] = ()
+    """Sizes whose regular machines a reservation or commitment has paid: only their disks and addresses are
+    billed."""
 
 
 class Config(Struct, frozen=True):
