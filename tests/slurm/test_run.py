@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,29 @@ def test_where_steps_are_forbidden_a_run_goes_by_mailbox_and_is_resumed(
     told = json.loads((results / "results.json").read_text())
     assert (told["scored"], told["broken"], told["status"]) == (6, 0, "done")
     assert len([event for event in at.events() if isinstance(event, MachineAllocated)]) == 2
+    nothing_left(cluster, tmp_path / "f")
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1500)
+def test_a_mailbox_that_is_away_for_ten_minutes_ends_nothing_that_runs(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """The attempt ends meanwhile; the next one begins when the mailbox is back."""
+    at = desk(cluster, tmp_path / "f", 2, 'reach = "mailbox"\n')
+    (tmp_path / "f/run.sh").write_text(f"sleep 30\n{SCRIPT}")
+    run = at.start("run", "b.toml", "--on", "hpc", "--name", "r")
+    (pid,) = until(lambda: list(tmp_path.glob("f/shared/*/*/jobs/t0.0/pid")), lambda: run.said)
+    mail = pid.parents[2] / "mail"
+    mail.rename(mail.with_name("away"))
+    time.sleep(600.0)
+    assert run.lives, run.said
+    mail.with_name("away").rename(mail)
+    assert run.wait().code == 0, run.said
+    ended = [event for event in at.events() if isinstance(event, AttemptEnded)]
+    assert len(ended) == 2, "an attempt was ended"
+    assert all(isinstance(event.outcome, Scored) for event in ended)
+    assert len([event for event in at.events() if isinstance(event, MachineAllocated)]) == 1
     nothing_left(cluster, tmp_path / "f")
 
 
