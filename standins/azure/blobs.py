@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hmac
+import re
 import socket
 import ssl
 from collections.abc import Callable, Mapping
@@ -192,7 +193,7 @@ class BlobStorage:
                 held.blobs[blob] = content
                 return web.Response(status=201)
             case "GET" if blob in held.blobs:
-                return web.Response(status=200, body=held.blobs[blob])
+                return _part(held.blobs[blob], request.headers.get("Range", ""))
             case "HEAD" if blob in held.blobs:
                 return web.Response(status=200)
             case "DELETE" if blob in held.blobs:
@@ -259,3 +260,15 @@ def _xml(items: str) -> web.Response:
         f'<?xml version="1.0" encoding="utf-8"?><EnumerationResults>{items}<NextMarker/></EnumerationResults>'
     )
     return web.Response(text=text, content_type="application/xml")
+
+
+def _part(content: bytes, span: str) -> web.Response:
+    """What is asked for of a blob: all of it, or a range of bytes."""
+    found = re.fullmatch(r"bytes=(\d+)-(\d+)", span)
+    if found is None:
+        return web.Response(status=200, body=content)
+    first, last = int(found[1]), min(int(found[2]), len(content) - 1)
+    if first > last:
+        raise BlobError(416, "InvalidRange", "The range specified is invalid for the current size.")
+    told = {"Content-Range": f"bytes {first}-{last}/{len(content)}"}
+    return web.Response(status=206, body=content[first : last + 1], headers=told)

@@ -35,21 +35,21 @@ def hangs_once(folder: Path) -> None:
     (folder / "run.sh").write_text(f"if mkdir {folder}/begun; then sleep 1000; fi\n{score}\n")
 
 
-def begin(at: Desk, workers: int = 1) -> Process:
-    return at.start("run", "b.toml", "--on", "ml", "--workers", str(workers), "--name", "r")
+def begin(at: Desk, *more: str, workers: int = 1) -> Process:
+    return at.start("run", "b.toml", "--on", "ml", "--workers", str(workers), "--name", "r", *more)
 
 
-def scored_elsewhere(ml: StandIn, at: Desk, run: Process) -> str:
+def scored_elsewhere(ml: StandIn, at: Desk, run: Process, tasks: int = 1) -> str:
     """Wait until all is scored, and nothing is left. Returns why the first machine was given up."""
     assert run.wait().code == 0, run.said
-    assert at.results("r")["scored"] == 1
+    assert at.results("r")["scored"] == tasks
     nothing_left(ml)
     return next(event.detail for event in at.events() if isinstance(event, MachineCondemned) and event.detail)
 
 
-def at_work(at: Desk) -> str:
-    """The machine that has got a task last."""
-    return [event.machine for event in at.events() if isinstance(event, AttemptStarted)][-1]
+def at_work(at: Desk, which: int = -1) -> str:
+    """The machine that has got a task last, or first (0)."""
+    return [event.machine for event in at.events() if isinstance(event, AttemptStarted)][which]
 
 
 def alerts(at: Desk) -> list[dict[str, str]]:
@@ -111,18 +111,21 @@ def test_a_container_that_dies_silently_is_given_up(ml: StandIn, tmp_path: Path,
     """Azure says `Running`. Where its node is used up, Azure Monitor tells it, and sooner."""
     rule = "[alerts.compute_node_unhealthy]\nafter_s = 20\n"
     limit = "lost_s = 600\n" if measured else "lost_s = 60\n"
-    at = desk(ml, tmp_path, 1, settings=f"{limit}{rule}")
+    at = desk(ml, tmp_path, 2, settings=f"{limit}{rule}")
     bench = tmp_path / "b.toml"
     bench.write_text(bench.read_text().replace("timeout_s = 60", "timeout_s = 600"))
-    hangs_once(tmp_path)
-    run = begin(at, workers=2)
-    until((tmp_path / "begun").exists, lambda: run.said)
-    job = ml.job(at_work(at)).name
+    (tmp_path / "run.sh").write_text(
+        f"if mkdir {tmp_path}/first; then sleep 1000; elif mkdir {tmp_path}/second; then sleep 160; fi\n"
+        'echo \'{"score": 1}\' >"$EVALFLEET_OUT/result.json"\n'
+    )
+    run = begin(at, "--canary", "0", workers=2)
+    until((tmp_path / "first").exists, lambda: run.said)
+    job = ml.job(at_work(at, 0)).name
     if measured:
         full = {"CpuMemoryUtilizationPercentage": 99.0}
         ml.do(lambda: ml.service.loads.__setitem__(job, full))
     ml.kill(job)
-    why = scored_elsewhere(ml, at, run)
+    why = scored_elsewhere(ml, at, run, tasks=2)
     assert ("memory of" if measured else "nothing heard of it for") in why, why
 
 

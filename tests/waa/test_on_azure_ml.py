@@ -1,14 +1,20 @@
 """Windows Agent Arena on compute instances of Azure ML, as its own `run_azure.py` has it: a pool of them is
-made, prepared, used, stopped, started, used again and deleted."""
+made, prepared with golden storage of the workspace's datastore, used, stopped, started, used again and
+deleted."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from evalfleet.lab.network import GATEWAY
+from evalfleet.places.azure.blobs import BlobAccount, signature
+from standins.azure.blobs import ACCOUNT, KEY, BlobContainer
 from standins.azure_ml import StandIn
 from standins.cloud.hosts import Hosts
 from standins.waa import standin
@@ -20,6 +26,7 @@ from tests.waiting import until
 
 pytestmark = [needs_lab, pytest.mark.slow, pytest.mark.nightly]
 IMAGE = "with-docker"
+DATASTORE = "azureml-blobstore-00000000"
 
 
 @pytest.fixture
@@ -48,6 +55,25 @@ def ml(kit: Path, tmp_path: Path) -> Iterator[StandIn]:
         yield made
 
 
+def in_datastore(ml: StandIn, folder: Path) -> tuple[str, str]:
+    """Put golden storage where WAA's guide has it, in the workspace's datastore. Returns its URL and a token
+    to read it. Hosts of the lab do not trust the stand-in's authority, so it is plain http."""
+
+    async def listen() -> int:
+        sock = ml.hosts.lab.socket()
+        sock.bind((GATEWAY, 0))
+        port: int = sock.getsockname()[1]
+        await ml.storage.listen(sock, None)
+        return port
+
+    port = asyncio.run_coroutine_threadsafe(listen(), ml._loop).result()
+    files = {f"storage/{file.name}": file.read_bytes() for file in folder.iterdir() if file.is_file()}
+    ml.do(lambda: ml.storage.containers.__setitem__(DATASTORE, BlobContainer({}, files)))
+    account = BlobAccount(ACCOUNT, ml.storage_endpoint, KEY)
+    token = signature(account, "r", time.time() + 3600, DATASTORE)
+    return f"http://{GATEWAY}:{port}/{DATASTORE}/storage", token
+
+
 def test_a_pool_of_compute_instances_is_prepared_once_and_runs_waa_twice(
     ml: StandIn, kit: Path, tmp_path: Path
 ) -> None:
@@ -67,10 +93,15 @@ def test_a_pool_of_compute_instances_is_prepared_once_and_runs_waa_twice(
     }
     text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in lines.items())
     settings = SETTINGS.format(kit=kit, image=next((kit / "registry").iterdir()).name)
+    golden, token = in_datastore(ml, kit / "golden")
+    settings = settings.replace(
+        f'golden = "{kit}/golden"', f'golden = "{golden}"\ngolden_token = "GOLDEN_SAS"'
+    )
+    assert golden in settings
     (folder / "evalfleet.toml").write_text(f"[places.arena]\n{text}{settings}kvm = false\n")
     environ = {**ml.service_principal(), "AZURE_AUTHORITY_HOST": ml.endpoint_inside}
     desk = Desk(folder, environ=environ, prefix=ml.hosts.lab.prefix, forks=True)
-    key = {"OPENAI_API_KEY": "sk-nobody"}
+    key = {"OPENAI_API_KEY": "sk-nobody", "GOLDEN_SAS": token}
     try:
         desk.done("pool", "create", "p", "--on", "arena", "--workers", "1")
         desk.done("pool", "prepare", "p", "waa", env=key)
@@ -84,5 +115,8 @@ def test_a_pool_of_compute_instances_is_prepared_once_and_runs_waa_twice(
         desk.done("pool", "delete", "p", "--yes")
     finally:
         desk.sweep()
-    until(lambda: not ml.left(), lambda: f"{ml.left()}")
+    asked = [path for method, path, status in ml.storage.calls if "/storage/" in path and status == 206]
+    assert asked, "golden storage came from the datastore"
+    assert len([path for path in asked if path.endswith("data.img")]) <= 2, "and came once"
+    until(lambda: ml.left() == [DATASTORE], lambda: f"{ml.left()}")
     assert not ml.meters.running()
