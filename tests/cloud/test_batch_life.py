@@ -16,6 +16,13 @@ import pytest
 from evalfleet.channels.mailboxes import MailPilot
 from evalfleet.errors import PlaceError, RequestError
 from evalfleet.model import Machine, Needs
+from evalfleet.places.azure.services import (
+    NO_PYTHON,
+    NO_PYTHON_WORDS,
+    OLD_PYTHON,
+    OLD_PYTHON_WORDS,
+    REFUSALS,
+)
 from evalfleet.places.azure_batch import AzureBatchPlace, AzureBatchSettings
 from evalfleet.places.azure_batch.pilot import NO_KVM
 from evalfleet.places.azure_batch.template import NO_IMAGE, NO_PULL, JobBuild, job_body
@@ -195,6 +202,29 @@ def test_a_pull_that_fails_is_tried_again_unless_the_registry_says_that_it_never
     done = subprocess.run(shlex.split(start["commandLine"]), env=path, capture_output=True, text=True)
     assert (done.returncode, (tmp_path / "tries").read_text().count("x")) == (code, tries)
     assert said in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("python", "code", "told"),
+    [
+        ("", NO_PYTHON, NO_PYTHON_WORDS),
+        ("#!/bin/sh\nexit 1\n", OLD_PYTHON, OLD_PYTHON_WORDS),
+        ("#!/bin/sh\nexit 0\n", 0, ""),
+    ],
+)
+def test_an_image_without_python_is_told_by_its_own_shell(
+    tmp_path: Path, python: str, code: int, told: str
+) -> None:
+    """The pilot's task, in a shell that finds no Python, an old one, or one that is good."""
+    if python:
+        (tmp_path / "python3").write_text(python)
+        (tmp_path / "python3").chmod(0o755)
+    settings = AzureBatchSettings(account="a.eastus", reach="mailbox", container="a/b:1")
+    build = JobBuild(ONE, "Standard_D4s_v5", False, False, "", LIFE_S, {}, MailPilot((), {}))
+    line = job_body(settings, build)["jobManagerTask"]["commandLine"]
+    done = subprocess.run(shlex.split(line), env={"PATH": str(tmp_path)}, capture_output=True, text=True)
+    assert (done.returncode, done.stderr.strip()) == (code, told)
+    assert code == 0 or REFUSALS[code].startswith("the image")
 
 
 def _says(words: str) -> str:

@@ -168,6 +168,18 @@ def test_start_tasks_that_fail_and_quotas_are_told_in_the_services_words(batch: 
     assert shown.resize_errors[0].code == "AccountCoreQuotaReached"
 
 
+def test_a_pool_with_containers_takes_a_container_task(client: Any) -> None:
+    machine = {
+        **CONTAINERS,
+        "containerConfiguration": {"type": "dockerCompatible", "containerImageNames": ["x"]},
+    }
+    task = manager(containerSettings={"imageName": "x", "containerRunOptions": "--shm-size=2g"})
+    add_job(client, pool={"virtualMachineConfiguration": machine}, jobManagerTask=task)
+    until_running(client)
+    pool = client.get_pool(client.get_job("job").execution_info.pool_id)
+    assert pool.virtual_machine_configuration.container_configuration.container_image_names == ["x"]
+
+
 def _state(nodes: list[Any]) -> str:
     return str(nodes[0].state.value)
 
