@@ -64,6 +64,19 @@ def test_a_retry_goes_only_where_its_needs_are_met() -> None:
     assert run.machine(run.open()["g0.1"]).offer == WITH_GPU
 
 
+def test_a_task_that_broke_on_the_one_machine_that_does_for_it_is_tried_there_again() -> None:
+    """Others that are ready are no others for it: each of the two would wait for the other's machine."""
+    large = structs.replace(PRICED, size="E8", has=LARGE, capacity=1)
+    gpu = structs.replace(WITH_GPU, capacity=1)
+    run = Run((*some(1, GPU), *some(1, LARGE, "l")), (gpu, large), workers=2, canary=0)
+    run.turn()
+    run.ready()
+    run.breaks("g0.0")
+    run.breaks("l0.0")
+    run.wait(120.0)
+    assert set(run.open()) == {"g0.1", "l0.1"}
+
+
 def test_a_free_machine_in_the_way_of_another_kind_goes_when_nothing_is_left_for_it() -> None:
     larger = structs.replace(FREE, size="large", has=LARGE, capacity=1)
     run = Run((*tasks_of(1), *some(1, LARGE)), (FREE, larger), workers=1, canary=0)

@@ -154,7 +154,10 @@ def let_go_unfit(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[
 
 
 def _may_retry_on(state: RunState, known: TaskState, machine: MachineId) -> bool:
-    """A task goes to a machine that it broke on only when there is no other."""
+    """A task goes to a machine that it broke on only when there is no other that does for it."""
     if machine not in known.broken_on:
         return True
-    return sum(m in state.ready for m in known.broken_on) >= len(state.ready)
+    if len(state.kinds) == 1:
+        return sum(m in state.ready for m in known.broken_on) >= len(state.ready)
+    kind = state.kind(known.task)
+    return all(m in known.broken_on for m in state.ready if does(state.machines[m].offer, kind))
