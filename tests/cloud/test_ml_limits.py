@@ -29,6 +29,14 @@ def ml() -> Iterator[StandIn]:
         yield made
 
 
+def limited(ml: StandIn, folder: Path, count: int, rule: str = "", **more: float) -> Desk:
+    """A desk whose place has these limits, and a rule for alerts."""
+    at = desk(ml, folder, count, sleeps=0, **more)
+    toml = folder / "evalfleet.toml"
+    toml.write_text(f"{toml.read_text()}\n{rule}")
+    return at
+
+
 def hangs_once(folder: Path) -> None:
     """The first attempt, of whichever task, takes longer than anybody waits."""
     score = 'echo \'{"score": 1}\' >"$EVALFLEET_OUT/result.json"'
@@ -47,9 +55,9 @@ def scored_elsewhere(ml: StandIn, at: Desk, run: Process, tasks: int = 1) -> str
     return next(event.detail for event in at.events() if isinstance(event, MachineCondemned) and event.detail)
 
 
-def at_work(at: Desk, which: int = -1) -> str:
-    """The machine that has got a task last, or first (0)."""
-    return [event.machine for event in at.events() if isinstance(event, AttemptStarted)][which]
+def at_work(at: Desk) -> str:
+    """The machine that has got a task last."""
+    return [event.machine for event in at.events() if isinstance(event, AttemptStarted)][-1]
 
 
 def alerts(at: Desk) -> list[dict[str, str]]:
@@ -60,7 +68,7 @@ def alerts(at: Desk) -> list[dict[str, str]]:
 def test_a_container_that_never_starts_is_given_up(ml: StandIn, tmp_path: Path) -> None:
     """The job that was `Running` for eight hours with nothing done."""
     ml.troubles_of_jobs.stuck = {"Running"}
-    at = desk(ml, tmp_path, 1, sleeps=0, settings="start_s = 2\n")
+    at = limited(ml, tmp_path, 1, start_s=2)
     why = scored_elsewhere(ml, at, begin(at))
     assert why == "Azure ML: running for 0 min, but its container has not started"
 
@@ -70,7 +78,7 @@ def test_a_pull_that_takes_long_is_told_and_one_that_does_not_end_is_given_up(
 ) -> None:
     ml.troubles_of_jobs.stuck = {"Preparing"}
     rule = "[alerts.docker_pull_slow]\nafter_s = 1\n"
-    at = desk(ml, tmp_path, 1, sleeps=0, settings=f"prepare_s = 12\n{rule}")
+    at = limited(ml, tmp_path, 1, rule, prepare_s=12)
     why = scored_elsewhere(ml, at, begin(at))
     assert why == "Azure ML: preparing for 0 min, but its image is not there"
     told = [alert["text"] for alert in alerts(at) if alert["rule"] == "docker_pull_slow"]
@@ -96,7 +104,7 @@ def test_a_node_whose_memory_is_used_up_is_replaced_by_what_its_supervisor_tells
 ) -> None:
     """Each computer uses a hundredth of its memory, and so this one does all the time."""
     rule = "[alerts.compute_node_unhealthy]\nafter_s = 10\nshare = 0.001\n"
-    at = desk(ml, tmp_path, 1, settings=rule)
+    at = limited(ml, tmp_path, 1, rule)
     hangs_once(tmp_path)
     why = scored_elsewhere(ml, at, begin(at))
     assert "memory of" in why or "disk of" in why, why
@@ -110,17 +118,19 @@ def test_a_node_whose_memory_is_used_up_is_replaced_by_what_its_supervisor_tells
 def test_a_container_that_dies_silently_is_given_up(ml: StandIn, tmp_path: Path, measured: bool) -> None:
     """Azure says `Running`. Where its node is used up, Azure Monitor tells it, and sooner."""
     rule = "[alerts.compute_node_unhealthy]\nafter_s = 20\n"
-    limit = "lost_s = 600\n" if measured else "lost_s = 60\n"
-    at = desk(ml, tmp_path, 2, settings=f"{limit}{rule}")
+    at = limited(ml, tmp_path, 2, rule, lost_s=600 if measured else 60)
     bench = tmp_path / "b.toml"
     bench.write_text(bench.read_text().replace("timeout_s = 60", "timeout_s = 600"))
     (tmp_path / "run.sh").write_text(
-        f"if mkdir {tmp_path}/first; then sleep 1000; elif mkdir {tmp_path}/second; then sleep 160; fi\n"
+        f"if mkdir {tmp_path}/first; then echo $EVALFLEET_OUT >{tmp_path}/hangs; sleep 1000\n"
+        f"elif mkdir {tmp_path}/second; then sleep 160; fi\n"
         'echo \'{"score": 1}\' >"$EVALFLEET_OUT/result.json"\n'
     )
     run = begin(at, "--canary", "0", workers=2)
-    until((tmp_path / "first").exists, lambda: run.said)
-    job = ml.job(at_work(at, 0)).name
+    until((tmp_path / "hangs").exists, lambda: run.said)
+    started = [event for event in at.events() if isinstance(event, AttemptStarted)]
+    (machine,) = [each.machine for each in started if each.attempt in (tmp_path / "hangs").read_text()]
+    job = ml.job(machine).name
     if measured:
         full = {"CpuMemoryUtilizationPercentage": 99.0}
         ml.do(lambda: ml.service.loads.__setitem__(job, full))
