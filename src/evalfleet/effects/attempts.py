@@ -67,7 +67,9 @@ from .steps import NOTHING_BESIDE, following_steps
 from .tools import Tools, check_wanted
 
 COLLECT_LIMIT_S = 600.0
-COLLECT_TRIES = 3
+COLLECT_TRIES = 5
+"""While the machine answers in between: a connection that breaks three times in a row is no wonder in a large
+run."""
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 LOOKS = 2
 LOOK_S = 60.0
