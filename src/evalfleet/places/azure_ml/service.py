@@ -319,7 +319,7 @@ class WorkspaceInventory:
     async def _closer(self, seen: MlSighting, clusters: Mapping[str, Json]) -> MlSighting:
         now, job, machine = self._client.arm.now(), seen.job, seen.machine
         status = job.status if job is not None else ""
-        if self._since.get(machine, ("",))[0] != status:
+        if machine not in self._since or self._since[machine][0] != status:
             self._since[machine] = (status, now)
         marks = self._marks.get(machine, PilotMarks())
         read_s = now - self._read_at.get(machine, 0.0)
