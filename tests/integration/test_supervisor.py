@@ -724,10 +724,10 @@ def test_big_leftovers_are_removed_by_and_by(host: Host) -> None:
 def test_it_beats(host: Host) -> None:
     peer = host.peer()
     peer.shell("a.0", "echo hello; sleep 300")
-    while (beat := peer.read()).get("push") != "beat":
+    while (beat := peer.read()).get("push") != "beat" or beat["jobs"]["a.0"]["seconds"] < 4:
         pass
     assert beat["jobs"]["a.0"]["log_bytes"] == 6
-    assert 4 < beat["jobs"]["a.0"]["seconds"] < 30
+    assert beat["jobs"]["a.0"]["seconds"] < 30
     assert all(0 <= beat[name] <= 1 for name in ("cpu", "memory", "disk"))
     until((host.directory / "beat.json").exists, "the file")
     assert json.loads((host.directory / "beat.json").read_text())["jobs"] == beat["jobs"]

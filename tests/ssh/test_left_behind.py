@@ -9,6 +9,7 @@ import logging
 import re
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -29,6 +30,15 @@ from .test_first_contact import evalfleet
 from .test_hostile import PACKS, host_of
 
 JOB = AttemptId("t.0")
+MAKE_AGAIN = """\
+import os, sys
+while True:
+    try:
+        os.makedirs(sys.argv[1] + "/again", exist_ok=True)
+    except OSError:
+        pass
+"""
+"""Much sooner than anybody can remove it."""
 
 
 def make_immutable(path: Path) -> None:
@@ -118,7 +128,7 @@ def test_a_run_tells_within_a_minute_what_it_cannot_clean_up_ends_and_machines_l
         stuck, again = (next(host.ours.glob("*/r-*")) for host in hosts.hosts)
         (stuck / "stuck").write_text("x")
         make_immutable(stuck / "stuck")
-        maker = subprocess.Popen(["sh", "-c", 'while :; do mkdir -p "$1/again"; done', "sh", str(again)])
+        maker = subprocess.Popen([sys.executable, "-S", "-c", MAKE_AGAIN, str(again)])
         try:
             (tmp_path / "go").touch()
             freed = time.monotonic()

@@ -120,10 +120,13 @@ class PlaceContract:
         await place.create(machine, await first_offer(place), 6 * h.unit_s)
         seen = await h.until(lambda: find(place, machine), has_started, f"{machine} is started")
         begun = asyncio.get_running_loop().time()
-        await h.until(lambda: find(place, machine), has_ended, f"{machine} ends by itself")
+        ended = await h.until(lambda: find(place, machine), has_ended, f"{machine} ends by itself")
         lived_s = asyncio.get_running_loop().time() - begun
         ran_s = (seen.ran_s if seen is not None else None) or 0.0
-        assert 5 * h.unit_s <= lived_s + ran_s <= 7 * h.unit_s
+        assert 5 * h.unit_s <= lived_s + ran_s
+        # how soon we see its end does not count, where the place tells how long it ran
+        told_s = ended.ran_s if ended is not None else None
+        assert (lived_s + ran_s if told_s is None else told_s) <= 7 * h.unit_s
 
     @promise
     async def test_how_long_a_machine_ran_is_told_until_it_is_deleted(self, h: Harness) -> None:

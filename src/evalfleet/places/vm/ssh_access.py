@@ -7,6 +7,7 @@ A VM that runs can be used once SSH answers, the supervisor is there and cloud-i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import os
 import tempfile
@@ -117,6 +118,8 @@ class SshAccess:
         except (OSError, TimeoutError):
             return True
         writer.close()
+        with contextlib.suppress(OSError):  # it listened, and that was asked
+            await writer.wait_closed()
         return False
 
     def shell(self, machine: Machine, command: Sequence[str]) -> Sequence[str]:
