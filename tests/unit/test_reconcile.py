@@ -128,6 +128,16 @@ def test_discounts_and_currencies_are_settings(workspace: Workspace) -> None:
     assert found.billed_usd == pytest.approx(8.0)
 
 
+def test_an_export_of_two_currencies_is_added_up_in_dollars(workspace: Workspace) -> None:
+    home = workspace.home_id
+    (workspace.cwd / "evalfleet.toml").write_text("[cost]\nrates = {EUR = 1.25}\n")
+    rows = azure_row(home, "2026-01-02", FIRST / 1.25, currency="EUR")
+    rows += azure_row(home, "2026-01-03", SECOND_DAY, currency="USD")
+    found = reconcile(workspace, written(workspace, AZURE + rows), "run1", None)
+    assert [row.why for row in found.rows] == ["", ""]
+    assert found.billed_usd == pytest.approx(FIRST + SECOND_DAY)
+
+
 def test_sizes_that_a_reservation_has_paid_are_a_setting(workspace: Workspace) -> None:
     home = workspace.home_id
     text = AZURE + azure_row(home, DAY, 0.0)
@@ -212,6 +222,10 @@ def test_tokens_that_vendors_count_are_valued_as_the_meter_values_them(workspace
         ("a,b\n1,2\n", "is no export that is known: Azure Cost Management, "),
         (AZURE + azure_row("0ther", DAY, 1.0), "it is of another account (this one: sub-1) or period"),
         (AZURE + azure_row("x", DAY, 1.0, currency="EUR"), "has amounts in EUR; say what one is in dollars"),
+        (
+            AZURE + azure_row("x", DAY, 1.0, currency="EUR") + azure_row("x", DAY, 1.0, currency="CHF"),
+            "has amounts in CHF and EUR; say what one is in dollars",
+        ),
         (AZURE + azure_row("x", "soon", 1.0), "row 1 of --export "),
         ("{", "cannot be read"),
     ],
