@@ -4,7 +4,7 @@ it and after `reap`."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from . import clouds, leak
 from .leak import QUICK, SEED, LeakyCloud
@@ -29,11 +29,14 @@ COUNTED = (
 )
 
 
-class Service:
+S = TypeVar("S", bound="azure_batch.StandIn | azure_ml.StandIn")
+
+
+class Service(Generic[S]):
     """A stand-in of managed compute, whose nodes are what costs money."""
 
     kind: str
-    standin: azure_batch.StandIn | azure_ml.StandIn
+    standin: S
 
     @property
     def modules(self) -> Sequence[str]:
@@ -64,7 +67,7 @@ class Service:
         return {"alone": alone, "late_s": late_s, "left": len(standin.left())}
 
 
-class Batch(Service):
+class Batch(Service["azure_batch.StandIn"]):
     """Azure Batch, whose nodes are in pools of their own."""
 
     kind = "azure_batch"
@@ -72,7 +75,7 @@ class Batch(Service):
     def __init__(self) -> None:
         from standins.azure_batch import StandIn, Timing
 
-        self.standin: azure_batch.StandIn = StandIn(timing=Timing(QUICK, QUICK, QUICK), seed=SEED)
+        self.standin = StandIn(timing=Timing(QUICK, QUICK, QUICK), seed=SEED)
 
     def own_settings(self) -> dict[str, Any]:
         return {"account": f"{self.standin.account}.{self.standin.region}", "ssh_from": ["*"]}
@@ -91,7 +94,7 @@ class BatchByMailbox(Batch):
         return {**super().own_settings(), **own, "reach": "mailbox"}
 
 
-class MachineLearning(Service):
+class MachineLearning(Service["azure_ml.StandIn"]):
     """Azure Machine Learning; a cluster without nodes costs nothing."""
 
     kind = "azure_ml"
@@ -100,7 +103,7 @@ class MachineLearning(Service):
         from standins.azure_ml import StandIn, Timing
 
         timing = Timing(*[QUICK] * 6)
-        self.standin: azure_ml.StandIn = StandIn(ml_timing=timing, seed=SEED)
+        self.standin = StandIn(ml_timing=timing, seed=SEED)
 
     def own_settings(self) -> dict[str, Any]:
         ml = self.standin
