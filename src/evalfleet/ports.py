@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkabl
 
 from msgspec import Struct
 
-from .errors import RequestError
 from .events import Event, Record
 from .model import (
     Allowance,
@@ -314,23 +313,13 @@ class Objects(Protocol):
         ...
 
 
-OpenObjects: TypeAlias = Callable[[str, Mapping[str, str]], Objects]
-"""Opens the objects below a URL, such as `az://CONTAINER/PREFIX`, with the cloud's own variables. Raises
-RequestError."""
-
-
-def _no_objects(url: str, environ: Mapping[str, str]) -> Objects:
-    raise RequestError(f"{url} cannot be opened here")
-
-
 @dataclass(frozen=True)
 class PlaceContext:
     """What a place may know of us. `base` is where relative paths in its settings start.
 
     `secrets` are the values that jobs may ask for by name, and nothing else: they are masked wherever they
     turn up. `environ` is the environment as resolved (.env and --env-file too), for the clouds' variables.
-    `for_pool`: what is made there is a named pool's, which outlives runs. `open_objects`: for places whose
-    machines are reached by mailboxes in a bucket.
+    `for_pool`: what is made there is a named pool's, which outlives runs.
     """
 
     home: Path
@@ -339,7 +328,6 @@ class PlaceContext:
     environ: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     base: Path = field(default_factory=Path)
     for_pool: bool = False
-    open_objects: OpenObjects = field(default=_no_objects, repr=False)
 
 
 class Place(Protocol):

@@ -15,7 +15,7 @@ from evalfleet.places.azure_ml import AzureMlSettings
 from evalfleet.places.azure_ml.service import STAGES, VERSION
 from evalfleet.places.azure_ml.settings import MlAccount
 from evalfleet.places.azure_ml.template import (
-    InstanceBuild,
+    ComputeInstanceBuild,
     MlJobBuild,
     cluster_body,
     environment_body,
@@ -57,7 +57,7 @@ def test_what_we_send_is_what_azure_takes(spot: bool, more: dict[str, Any]) -> N
     "more", [{}, {"subnet": SUBNET, "public_ip": False}, {"assigned_user": f"{'0' * 36}/{'1' * 36}"}]
 )
 def test_a_compute_instance_is_sent_as_azure_takes_it(more: dict[str, Any]) -> None:
-    build = InstanceBuild(
+    build = ComputeInstanceBuild(
         region="eastus",
         size="Standard_D8s_v3",
         setup="https://x",
@@ -74,7 +74,7 @@ def test_a_compute_instance_is_sent_as_azure_takes_it(more: dict[str, Any]) -> N
 
 
 def test_what_the_stand_in_shows_of_an_instance_is_what_azure_shows() -> None:
-    build = InstanceBuild(
+    build = ComputeInstanceBuild(
         region="eastus",
         size="Standard_D8s_v3",
         setup="https://x",

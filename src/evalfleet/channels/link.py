@@ -19,6 +19,7 @@ encode = msgspec.json.Encoder().encode
 UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError)
 """What msgspec raises for bytes that are not what they should be."""
 LINE_CAP = 16 << 20
+LONGEST_TOLD_S = 86_400e6
 """Bytes of a message. The longest tells a result of 1 MB, each byte of which may take 6 as JSON."""
 
 
@@ -74,6 +75,15 @@ _pulses = msgspec.json.Decoder(dict[str, Pulse]).decode
 def plain(text: str, cap: int = 500) -> str:
     """What a host says, in one line that a terminal shows and does not obey."""
     return "".join(letter if letter.isprintable() else "?" for letter in text[:cap])
+
+
+def seconds_told(told: Any) -> float | None:
+    """A time or a duration that a host tells; None if it is neither, or of more than a million days."""
+    try:
+        seconds = float(told)
+    except (ValueError, TypeError, OverflowError):
+        return None
+    return seconds if abs(seconds) < LONGEST_TOLD_S else None
 
 
 def said_in(beat: Incoming, job: str) -> str:

@@ -31,7 +31,7 @@ from evalfleet.errors import PlaceError
 from evalfleet.model import MachineId
 from evalfleet.ports import Fence
 
-from .link import plain
+from .link import plain, seconds_told
 from .mail_channel import MailChannel
 from .mailbox import Mail
 from .program import archive
@@ -44,7 +44,6 @@ MAIL_SILENT_S, MAIL_LOST_S = 60.0, 900.0
 """For `Offer.silent_s` and `lost_s`: storage may be away for ten minutes. Whether a machine still lives, its
 service tells meanwhile."""
 VARIABLE = "EVALFLEET_MAILBOX"
-LONGEST_S = 86_400e6
 WAY = f"{MARKS}/way"
 """Where a job takes its orders from, if it is told no more than that."""
 KEYS = ".mailboxes"
@@ -298,31 +297,22 @@ def _as_transient(machine: MachineId) -> Generator[None]:
         raise PlaceError(f"{machine}: {err}", transient=True, scope="place") from err
 
 
-def _seconds(told: Any) -> float:
-    """A machine has sealed it, and may have written anything. Raises ValueError, TypeError, OverflowError."""
-    seconds = float(told)
-    if not abs(seconds) < LONGEST_S:
-        raise ValueError(told)
-    return seconds
-
-
 def _allocated(told: Mapping[str, Any]) -> float | None:
-    try:
-        return _seconds(told["at"])
-    except (KeyError, TypeError, ValueError, OverflowError):
-        return None
+    return seconds_told(told.get("at"))
 
 
 def _start(told: Mapping[str, Any]) -> PilotStart | None:
-    try:
-        return PilotStart(plain(str(told["start"])), plain(str(told["node"])), _seconds(told["at"]))
-    except (KeyError, TypeError, ValueError, OverflowError):
+    """The machine has sealed it, and may have written anything."""
+    at = seconds_told(told.get("at"))
+    if at is None or "start" not in told or "node" not in told:
         return None
+    return PilotStart(plain(str(told["start"])), plain(str(told["node"])), at)
 
 
 def _end(told: Mapping[str, Any]) -> PilotEnd | None:
+    ran_s, at = seconds_told(told.get("ran_s")), seconds_told(told.get("at"))
     try:
-        code, ran_s, at = int(told["code"]), _seconds(told["ran_s"]), _seconds(told["at"])
-        return PilotEnd(plain(str(told["why"])), code, ran_s, at)
+        code, why = int(told["code"]), plain(str(told["why"]))
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
+    return None if ran_s is None or at is None else PilotEnd(why, code, ran_s, at)

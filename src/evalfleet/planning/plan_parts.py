@@ -12,7 +12,6 @@ from msgspec import Struct
 
 from evalfleet.benchmarks.loaded import Appliance, Repeated, ResultWriter
 from evalfleet.errors import RequestError
-from evalfleet.mirror import open_objects
 from evalfleet.model import (
     Plan,
     Task,
@@ -160,7 +159,6 @@ def changed_settings(plan: Plan, config: Config) -> dict[str, dict[str, Any]]:
 def places_of(plan: Plan, context: PlaceContext, changed: PlaceSettings | None = None) -> dict[str, Place]:
     """The plan's places by name, in order; with settings that have changed since."""
     made: dict[str, Place] = {}
-    context = replace(context, open_objects=open_objects)
     for name, envelope in specs_of(plan).items():
         kind = place_kind(envelope.kind)
         given = {**envelope.settings, **(changed or {}).get(name, {})}

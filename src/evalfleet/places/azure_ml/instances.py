@@ -37,8 +37,8 @@ from evalfleet.ports import Belonging, Check, Made, PlaceContext, Preflight
 from . import preflight
 from .service import MlClient
 from .settings import AzureMlSettings, MlAccount
-from .template import InstanceBuild, instance_body, instance_name, instance_setup, job_name
-from .workspace import MlWorkspace, no_workspace
+from .template import ComputeInstanceBuild, instance_body, instance_name, instance_setup, job_name
+from .workspace import MlWorkspace
 
 USER = "azureuser"
 """Azure makes it on every compute instance, and it may do everything."""
@@ -165,7 +165,7 @@ class InstanceInventory(Snapshots[InstanceSnapshot]):
         return InstanceSnapshot(found, frozenset(ours), frozenset(taken))
 
 
-class InstanceControl:
+class ComputeInstanceControl:
     """What brings compute instances up and down. Raises ArmFault, and PlaceError."""
 
     def __init__(
@@ -292,7 +292,9 @@ class AzureMlInstances(VmPlace[MlInstance, InstanceSnapshot], Preflight):
         inventory = InstanceInventory(
             self._client, self._workspace, context.home_id, public=settings.public_ip
         )
-        self._instances = InstanceControl(self._client, self._workspace, inventory, self._keys, settings.name)
+        self._instances = ComputeInstanceControl(
+            self._client, self._workspace, inventory, self._keys, settings.name
+        )
         self._use_cloud(arm, inventory, self._instances)
 
     @classmethod
@@ -349,7 +351,7 @@ class AzureMlInstances(VmPlace[MlInstance, InstanceSnapshot], Preflight):
     async def _put(self, machine: MachineId, name: str, size: str, until: float) -> None:
         """Make it, or give it another end: Azure stops it then, whoever is there."""
         blobs, now = await self._workspace.blobs(), self._arm.now()
-        build = InstanceBuild(
+        build = ComputeInstanceBuild(
             region=await self._workspace.region(),
             size=size,
             setup=await _address(blobs, self._instances.box(machine), SETUP, "r", until),
@@ -431,12 +433,7 @@ class AzureMlInstances(VmPlace[MlInstance, InstanceSnapshot], Preflight):
         )
 
     async def doubts(self, lasts_s: float) -> Sequence[str]:
-        async def ask() -> None:
-            if await self._client.workspace() is None:
-                raise no_workspace(self._account)
-            await self._workspace.blobs()
-
-        return await knock(self._arm, self._name, ask)
+        return await knock(self._arm, self._name, self._workspace.check)
 
     async def examine(self, needs: Needs, workers: int = 1) -> Sequence[Check]:
         checks = preflight.MlChecks(self._client, self._workspace.blobs, self._settings, self._account)

@@ -62,7 +62,7 @@ from .template import (
     job_body,
     job_name,
 )
-from .workspace import MlWorkspace, no_workspace
+from .workspace import MlWorkspace
 
 CLUSTER_S = 300.0
 """How long a cluster may take to be made, which has no nodes yet."""
@@ -351,12 +351,7 @@ class AzureMlPlace(Preflight):
         return tuple(preflight.outline(self._settings, self._account, machines, self._cluster_of))
 
     async def doubts(self, lasts_s: float) -> Sequence[str]:
-        async def ask() -> None:
-            if await self._client.workspace() is None:
-                raise no_workspace(self._account)
-            await self._workspace.blobs()
-
-        return await knock(self._arm, self._name, ask)
+        return await knock(self._arm, self._name, self._workspace.check)
 
     async def examine(self, needs: Needs, workers: int = 1) -> Sequence[Check]:
         checks = preflight.MlChecks(self._client, self._workspace.blobs, self._settings, self._account)

@@ -81,7 +81,7 @@ def cluster_body(
     }
 
 
-class InstanceBuild(Struct, frozen=True, kw_only=True):
+class ComputeInstanceBuild(Struct, frozen=True, kw_only=True):
     """All that a compute instance is made of."""
 
     region: str
@@ -100,7 +100,7 @@ def instance_name(machine: MachineId, home: str) -> str:
     return f"ef-{home[:6]}-{hashlib.sha256(f'{home}/{machine}'.encode()).hexdigest()[:12]}"
 
 
-def instance_body(settings: AzureMlSettings, build: InstanceBuild) -> Json:
+def instance_body(settings: AzureMlSettings, build: ComputeInstanceBuild) -> Json:
     """A compute instance that Azure itself stops at its end. SSH is open to whoever has our key."""
     fetch = f"python3 -c \"import urllib.request as u; exec(u.urlopen('{build.setup}').read())\""
     script = base64.b64encode(f"#!/bin/bash\n{fetch}\n".encode()).decode()

@@ -8,13 +8,17 @@ from collections.abc import Mapping
 from evalfleet.errors import PlaceError
 from evalfleet.places.azure.arm import ArmClient, ArmEndpoint
 from evalfleet.places.azure.blobs import STORAGE_SCOPE, BlobClient
+from evalfleet.places.vm.answers import Json
 
 from .service import MlClient
 from .settings import AzureMlSettings, MlAccount
 
 
 class MlWorkspace:
-    """A workspace with its storage, asked for once and when they are needed. All raise ArmFault."""
+    """A workspace with its storage, asked for once and when they are needed.
+
+    All raise ArmFault; PlaceError where there is no such workspace.
+    """
 
     def __init__(
         self, client: MlClient, settings: AzureMlSettings, account: MlAccount, environ: Mapping[str, str]
@@ -29,11 +33,24 @@ class MlWorkspace:
 
     async def region(self) -> str:
         if not self._region:
-            shown = await self.client.workspace()
-            if shown is None:
-                raise no_workspace(self._account)
+            shown = await self._found()
             self._region = str(shown.get("location") or "").replace(" ", "").lower()
         return self._region
+
+    async def check(self) -> None:
+        """Ask for it, and for its storage: somebody may have deleted one, or taken our rights away."""
+        await self._found()
+        await self.blobs()
+
+    async def _found(self) -> Json:
+        shown = await self.client.workspace()
+        if shown is None:
+            why = (
+                f"there is no workspace {self._account.workspace} in the resource group "
+                f"{self._account.group}; `az ml workspace list -o table` shows yours"
+            )
+            raise PlaceError(why, transient=False, scope="place")
+        return shown
 
     async def blobs(self) -> BlobClient:
         async with self._lock:
@@ -46,11 +63,3 @@ class MlWorkspace:
         if self._blobs is not None:
             await self._blobs.close()
         await self._login.close()
-
-
-def no_workspace(account: MlAccount) -> PlaceError:
-    why = (
-        f"there is no workspace {account.workspace} in the resource group {account.group}; `az ml workspace "
-        "list -o table` shows yours"
-    )
-    return PlaceError(why, transient=False, scope="place")

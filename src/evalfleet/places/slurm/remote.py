@@ -120,7 +120,7 @@ class MailClerk(asyncio.Protocol):
         except (ChannelError, HostDown, HostLost, HostRefused, TimeoutError) as err:
             raise OSError(f"the login node: {err}") from err
         if answer.error:
-            raise OSError(answer.error)
+            raise OSError(plain(answer.error))
         return answer
 
     def data_received(self, data: bytes) -> None:

@@ -9,7 +9,7 @@ from urllib.parse import unquote
 import msgspec
 from msgspec import Struct, structs
 
-from evalfleet.channels.link import plain
+from evalfleet.channels.link import plain, seconds_told
 from evalfleet.errors import PlaceError
 from evalfleet.model import SECOND, Machine, MachineId
 from evalfleet.ports import Belonging
@@ -24,7 +24,6 @@ REASONS = {
     "JobHeldAdmin": "held by an administrator",
     "None": "",
 }
-LONGEST_S = 86_400e6
 CLOCKS_S = 5.0
 """So far a node's clock may be from ours before it is not believed."""
 
@@ -122,20 +121,20 @@ def folder_of(told: Mapping[str, Any]) -> MachineFolder:
     """A folder as a computer tells of it that is not ours: what is nonsense counts as not there."""
     start: StartMark | None = None
     mark, about = _fields(told.get("start")), _fields(told.get("about"))
-    at = _number(mark.get("at"))
+    at = seconds_told(mark.get("at"))
     if at is not None and "start" in mark and "node" in mark:
         start = StartMark(_text(mark["start"]), _text(mark["node"]), at)
     return MachineFolder(
         job=_text(told.get("job")),
         start=start,
-        ran_s=_number(told.get("ran")),
+        ran_s=seconds_told(told.get("ran")),
         restarted=bool(told.get("restarted")),
         listens=bool(told.get("listens")),
         deleting=bool(told.get("deleting")),
         pilot=_text(told.get("pilot")),
         owner=_text(about.get("owner")),
-        life_s=_number(about.get("life_s")) or 0.0,
-        made_at=_number(about.get("at")) or _number(told.get("made_at")) or 0.0,
+        life_s=seconds_told(about.get("life_s")) or 0.0,
+        made_at=seconds_told(about.get("at")) or seconds_told(told.get("made_at")) or 0.0,
         of_pool=bool(about.get("of_pool")),
         mail=bool(told.get("mail") or about.get("mail")),  # also while the mailbox is away
         key=_text(told.get("key")),
@@ -148,15 +147,6 @@ def _fields(told: Any) -> dict[str, Any]:
 
 def _text(told: Any) -> str:
     return plain(str(told or "").strip())
-
-
-def _number(told: Any) -> float | None:
-    """Of a time or a duration: none is longer ago, or longer, than a million days."""
-    try:
-        number = float(told)
-    except (ValueError, TypeError, OverflowError):
-        return None
-    return number if abs(number) < LONGEST_S else None
 
 
 def belonging(
