@@ -170,9 +170,11 @@ class MachineStopped(_Event, frozen=True):
 
 
 class MachineStarting(_Event, frozen=True):
-    """Decided: the machine that was stopped shall run again."""
+    """Decided: the machine that was stopped shall run again, after so many seconds: its place bounds how many
+    may be asked for in a minute."""
 
     machine: MachineId
+    after_s: float = 0.0
 
 
 class MachineSilent(_Event, frozen=True):

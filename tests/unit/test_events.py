@@ -48,7 +48,7 @@ EVENTS: tuple[Event, ...] = (
     ev.MachinePrepared(M, "b", {"setup": 1.5}),
     ev.MachineStopping(M),
     ev.MachineStopped(M),
-    ev.MachineStarting(M),
+    ev.MachineStarting(M, 62.0),
     ev.MachineHeard(M),
     ev.MachineAnswered(M),
     ev.MachineUnreachable(M, "no answer", "ssh"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from evalfleet.errors import RequestError
 from evalfleet.events import (
@@ -18,9 +19,10 @@ from evalfleet.events import (
     RunEnded,
 )
 from evalfleet.journal.holds import Hold
-from evalfleet.model import SECOND, Cause, Limits, MachineId, Micros, Offer, Plan, after
+from evalfleet.model import SECOND, Cause, Limits, MachineId, Micros, Offer, Plan, after, seconds_between
 from evalfleet.named_pools import Change, PoolView, changes
 from evalfleet.policy import POOL, BringUp, Stop, TearDown, effects
+from evalfleet.policy.pace import MINUTE_S
 from evalfleet.state import MachineState, RunState, accepts, apply
 from evalfleet.views.stats import machines_usd
 
@@ -179,6 +181,67 @@ def test_machines_that_cannot_be_set_up_are_not_bought_without_end() -> None:
         pool.gone()
     assert asked == Limits().same_failure_machines
     assert POOL.settled(pool.state)
+
+
+# -- a place that bounds how many machines may be asked for in a minute --------------------------
+
+SLOW = structs.replace(PRICED, creates_a_minute=3)
+
+
+def asked(pool: Pool) -> list[float]:
+    """When its machines were, or will be, asked for, in seconds since the first one."""
+    times = [machine.requested_at for machine in pool.machines()]
+    return [seconds_between(times[0], each) for each in times]
+
+
+def test_machines_are_asked_for_as_their_place_allows_and_it_is_not_over_before() -> None:
+    pool = Pool(7, SLOW)
+    assert len(pool.machines()) == 3
+    pool.ready()
+    assert not POOL.settled(pool.state), "four are still to come, also for a controller that comes anew"
+    due = POOL.next_deadline(pool.state, pool.now)
+    assert due == after(pool.now, MINUTE_S)
+    pool.wait(MINUTE_S - 1)
+    assert not pool.tell()
+    pool.wait(1)
+    assert len(of(MachineRequested, pool.tell())) == 3
+    pool.wait(MINUTE_S)
+    pool.tell()
+    pool.ready()
+    assert asked(pool) == [0, 0, 0, MINUTE_S, MINUTE_S, MINUTE_S, 2 * MINUTE_S]
+    assert POOL.settled(pool.state)
+    assert POOL.next_deadline(pool.state, pool.now) is None
+
+
+def test_what_is_refused_is_not_waited_for() -> None:
+    pool = Pool(5, SLOW)
+    refuse(pool, "p-h-3")
+    pool.gone()
+    pool.ready()
+    assert POOL.settled(pool.state), "it goes on with what it has"
+    assert POOL.next_deadline(pool.state, pool.now) is None
+
+
+def test_machines_are_started_as_their_place_allows_and_cost_nothing_before() -> None:
+    pool = a_ready_pool(3, SLOW)
+    for _ in range(2):
+        pool.change(changes.resized(pool.view, pool.now, len(pool.machines()) + 2))
+        pool.wait(MINUTE_S)
+        pool.tell()
+    pool.ready()
+    pool.change(changes.stopped(pool.view, pool.now))
+    pool.stopped()
+    pool.wait(2 * MINUTE_S)
+    paid = pool.usd
+    pool.change(changes.started(pool.view, pool.now))
+    assert asked(pool) == [0, 0, 0, MINUTE_S, MINUTE_S, MINUTE_S, 2 * MINUTE_S]
+    assert effects(pool.state) == {m.id: (BringUp(m.id),) for m in pool.machines()}
+    pool.wait(10)
+    assert pool.usd - paid == pytest.approx(3 * 10.0), "three run, at a dollar a second"
+    pool.change(changes.resized(pool.view, pool.now, 8))
+    assert len(pool.machines()) == 7, "those that are to start come before one that is made"
+    pool.wait(2 * MINUTE_S)
+    assert of(MachineRequested, pool.tell())
 
 
 # -- stop, start, delete, resize -----------------------------------------------------------------

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
+from typing import ClassVar
 
 from msgspec import structs
 
-from evalfleet.events import MachineRequested
-from evalfleet.model import Limits, Offer, Plan, Task, TaskId
-from evalfleet.policy import next_deadline
+from evalfleet.clock import RunClock
+from evalfleet.engine import Engine
+from evalfleet.events import MachineRequested, MachineStopped, PoolPlanned
+from evalfleet.model import Limits, MachineId, Offer, Plan, Task, TaskId
+from evalfleet.named_pools import PoolView, changes
+from evalfleet.policy import POOL, next_deadline
 from evalfleet.policy.pace import MINUTE_S, workers
 from evalfleet.sim.checks import violations
+from evalfleet.sim.journal import SimJournal, SimStore
+from evalfleet.sim.loop import SimComputer, SimLoop
 from evalfleet.sim.montecarlo import draw_run
-from evalfleet.sim.scenario import OFFERS, Scenario
-from evalfleet.sim.simulate import simulate
-from evalfleet.sim.world import Faults
+from evalfleet.sim.places import SimVms
+from evalfleet.sim.scenario import OFFERS, Scenario, SimBenchmark
+from evalfleet.sim.simulate import SIM_TEMPO, simulate
+from evalfleet.sim.world import Faults, Life, World
+from evalfleet.state import RunState, fold
 
 from .runs import Run, tasks_of
 
@@ -118,3 +129,73 @@ def test_the_simulated_cloud_never_has_to_refuse() -> None:
     crashing = simulate(replace(scenario, faults=Faults(controller_crashes=3, crash_every_s=60.0)))
     assert violations(crashing) == []
     assert crashing.state.scored == 100
+
+
+# -- pools ---------------------------------------------------------------------------------------
+
+
+class CountingVms(SimVms):
+    """Knows when each machine was asked for, be it to be made or started."""
+
+    asked_s: ClassVar[list[float]] = []
+
+    async def create(self, machine: MachineId, offer: Offer, expires_s: float) -> None:
+        self.asked_s.append(self._world.loop.time())
+        await super().create(machine, offer, expires_s)
+
+
+class SimPool:
+    """A pool whose controllers are the real engine, in the simulated world."""
+
+    def __init__(self, workers: int, offer: Offer) -> None:
+        self.loop, self.offer = SimLoop(), offer
+        self.world = World(1, self.loop, Faults(), 1)
+        self.store = SimStore(self.world)
+        plan = Plan("p", "", ("vms",), limits=Limits(workers=workers, lease_s=86_400.0), home="h")
+        self.store.write(0, self.loop.now(), [PoolPlanned(plan)])
+
+    @property
+    def state(self) -> RunState:
+        return fold(self.store.read())
+
+    def control(self, for_s: float | None = None) -> RunState:
+        """One controller, until all is as it shall be, or until it is killed."""
+        life, state = Life(), self.state
+        engine = Engine(
+            SimJournal(self.store, life),
+            {"vms": CountingVms(self.world, life, "vms", [self.offer])},
+            SimBenchmark(),
+            RunClock(SimComputer(self.loop), last_at=state.last_at),
+            Path("artefacts"),
+            tempo=SIM_TEMPO,
+            rules=POOL,
+        )
+
+        async def live() -> None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(for_s):
+                    await engine.run()
+
+        self.loop.run_until_complete(live())
+        return self.state
+
+
+def test_a_pools_controllers_never_have_to_be_refused() -> None:
+    vms = structs.replace(OFFERS["vms"][0], spot=False, creates_a_minute=4)
+    pool, asked_s = SimPool(10, vms), CountingVms.asked_s
+    pool.control(for_s=30.0)
+    assert len(pool.state.machines) == len(asked_s) == 4, "the controller was killed before the next ones"
+    state = pool.control()
+    assert [machine.phase for machine in state.machines.values()] == ["ready"] * 10
+    assert pool.world.throttled == 0
+
+    now = pool.loop.now()
+    stopped = changes.stopped(PoolView("p", state, {}), now).events
+    pool.store.write(pool.store.epoch, now, [*stopped, *map(MachineStopped, state.machines)])
+    pool.store.write(pool.store.epoch, now, changes.started(PoolView("p", pool.state, {}), now).events)
+    asked_s.clear()
+    state = pool.control()
+    assert [machine.phase for machine in state.machines.values()] == ["ready"] * 10
+    assert len(asked_s) == 10
+    assert all(later - first >= 60.0 for first, later in zip(asked_s, asked_s[4:], strict=False))
+    pool.loop.close()

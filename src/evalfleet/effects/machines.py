@@ -105,6 +105,7 @@ async def bring_up(tools: Tools, machine: MachineState) -> None:
 
 
 async def _boot_and_set_up(tools: Tools, machine: MachineState) -> None:
+    await _its_turn(tools, machine)
     begun, start = machine.billed_at, machine.start
     if machine.unstarted:
         seen = await _leave_queue(tools, machine)
@@ -125,6 +126,13 @@ async def _boot_and_set_up(tools: Tools, machine: MachineState) -> None:
             tools.report(MachineUp(machine.id, up.address, up.node, up.name, dict(timings), up.host_key))
         isolated = await set_up(tools, machine, up, timings)
     tools.report(MachineReady(machine.id, timings, isolated=isolated))
+
+
+async def _its_turn(tools: Tools, machine: MachineState) -> None:
+    """One of many machines that are started at once may have to wait until its place lets us ask for it."""
+    wait_s = seconds_between(tools.clock.now(), machine.requested_at)
+    if machine.phase == "requested" and wait_s > 0:
+        await asyncio.sleep(wait_s)
 
 
 class _LeftWaiting(Exception):

@@ -18,7 +18,8 @@ from evalfleet.events import (
     PoolResized,
     StopRequested,
 )
-from evalfleet.model import MachineId, Micros, Plan, after
+from evalfleet.model import MachineId, Micros, Plan, after, seconds_between
+from evalfleet.policy.pace import turns
 from evalfleet.state import MachineState
 
 from .view import PoolView
@@ -78,23 +79,28 @@ def stopped(view: PoolView, now: Micros) -> Change:
 
 
 def started(view: PoolView, now: Micros) -> Change:
-    """Asking anew for as many as before makes those that are missing, whatever was refused earlier."""
+    """Asking anew for as many as before makes those that are missing, whatever was refused earlier.
+
+    No more are started in a minute than their place allows.
+    """
+    down = [
+        machine
+        for machine in in_use(view).machines
+        if view.standing(machine, now) in ("stopped", "expired") and view.holder(machine.id, now) is None
+    ]
     events: list[Event] = [PoolResized(view.state.limits.workers)]
-    down: list[MachineId] = []
-    for machine in in_use(view).machines:
-        is_down = view.standing(machine, now) in ("stopped", "expired")
-        if is_down and view.holder(machine.id, now) is None:
-            down.append(machine.id)
-            events += _start_again(machine, now, view.state.limits.lease_s)
-    return Change(events, down)
+    starts = turns(view.state, now, [machine.offer for machine in down])
+    for machine, at in zip(down, starts, strict=True):
+        events += _start_again(machine, now, at, view.state.limits.lease_s)
+    return Change(events, [machine.id for machine in down])
 
 
-def _start_again(machine: MachineState, now: Micros, lease_s: float) -> list[Event]:
+def _start_again(machine: MachineState, now: Micros, at: Micros, lease_s: float) -> list[Event]:
     """One that has expired is off, and gets a new life; one that was stopped goes on with its own."""
     id = machine.id
     events: list[Event] = [MachineStopping(id), MachineStopped(id)] if machine.phase == "ready" else []
-    events.append(MachineStarting(id))
+    events.append(MachineStarting(id, seconds_between(now, at)))
     if now >= machine.expires_at:
-        until = after(now, lease_s)
+        until = after(at, lease_s)
         events += [MachineExtended(id, until), MachineLeaseSet(id, until)]
     return events

@@ -30,6 +30,7 @@ from evalfleet.model import (
     Piece,
     after,
 )
+from evalfleet.policy.pool import awaited_area
 from evalfleet.ports import (
     Belonging,
     Channel,
@@ -154,7 +155,8 @@ class LentPlace:
         # the pool's machines are the pool's to mend, its spot machines' places are its own affair, and it
         # pays what they cost when no run has them
         free = {"idle_usd_per_hour": 0.0, "sweep_s": 0.0, "least_life_s": 0.0}
-        at_once = {"queues": False, "extendable": True, "max_life_s": None}  # a hold begins when it is taken
+        # a hold begins when it is taken, and is asked of nobody else
+        at_once = {"queues": False, "extendable": True, "max_life_s": None, "creates_a_minute": None}
         return [structs.replace(each, **lent, **free, **at_once, mends=()) for each in offers[:1]]
 
     async def create(self, machine: MachineId, offer: Offer, expires_s: float) -> None:
@@ -179,7 +181,7 @@ class LentPlace:
     def _may_come(self) -> bool:
         """Is a machine just being made, or does the pool itself work on one?"""
         pool = self._pool()
-        making = any(each.phase in COMING for each in self._own(pool))
+        making = any(each.phase in COMING for each in self._own(pool)) or awaited_area(pool.state) is not None
         return pool.state.stop is None and (making or self._holds.being_worked_on(self._clock()))
 
     def _take(self, machine: MachineId, expires_s: float) -> Hold | None:

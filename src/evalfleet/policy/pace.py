@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 
 from evalfleet.model import Micros, Offer, after, seconds_between
 from evalfleet.state import RunState
@@ -35,7 +36,23 @@ def machine_s(state: RunState) -> float | None:
 def turn_at(state: RunState, area: str) -> Micros:
     """When its place lets us ask for another machine there; 0: whenever we like."""
     asked = state.asked_at.get(area)
-    return after(asked[0], MINUTE_S) if asked and len(asked) == asked.maxlen else 0
+    return _next_turn(asked) if asked else 0
+
+
+def _next_turn(asked: deque[Micros]) -> Micros:
+    return after(asked[0], MINUTE_S) if len(asked) == asked.maxlen else 0
+
+
+def turns(state: RunState, now: Micros, offers: Iterable[Offer]) -> Iterator[Micros]:
+    """When its place lets us ask for a machine of each of these offers, one after another."""
+    asked = {area: asked.copy() for area, asked in state.asked_at.items()}
+    for offer in offers:
+        if offer.creates_a_minute is None:
+            yield now
+            continue
+        area = asked.setdefault(offer.area_key, deque(maxlen=offer.creates_a_minute))
+        area.append(max(now, _next_turn(area)))
+        yield area[-1]
 
 
 def comes_too_late(state: RunState, now: Micros) -> bool:

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from evalfleet.events import Event, MachineCondemned, MachineRequested, RunEnded
 from evalfleet.model import Micros, Offer, after
 from evalfleet.names import machine_id
-from evalfleet.state import MachineState, RunState
+from evalfleet.state import MachineState, RunState, scopes
 
 from .health import mend_or_give_up
 from .limits import first_lease_s
+from .pace import turn_at
 from .scale import best_offers
 
 ALONE = "{prefix}-vm"
@@ -33,14 +34,21 @@ def _mend(state: RunState) -> list[Event]:
 
 
 def _request(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:
-    hopeless = state.same_failures.total() >= state.limits.same_failure_machines
     offer = next(iter(best_offers(state, now, offers)), None)
-    if hopeless or offer is None or present(state) >= state.limits.workers:
+    if offer is None or not _lacks_machines(state):
+        return []
+    if now < turn_at(state, offer.area_key):
         return []
     n = len(state.machines) + 1
     machine = machine_id(state.plan.run, state.plan.home, n)
     expires_at = after(now, first_lease_s(state, offer))
     return [MachineRequested(machine, _name(state), state.free_lanes[0], offer, expires_at)]
+
+
+def _lacks_machines(state: RunState) -> bool:
+    """Is it to have more, and is there hope that the next one will work?"""
+    hopeless = state.same_failures.total() >= state.limits.same_failure_machines
+    return not hopeless and present(state) < state.limits.workers
 
 
 def _name(state: RunState) -> str:
@@ -80,12 +88,27 @@ def _end(state: RunState) -> list[Event]:
 
 def settled(state: RunState) -> bool:
     """Is nothing under way? A pool that got fewer machines than it asked for goes on with those."""
-    resting = ("ready", "stopped")
-    return state.ended_at is not None or (
-        not _is_deleted(state) and all(state.machines[m].phase in resting for m in state.undeleted)
-    )
+    if state.ended_at is not None or _is_deleted(state):
+        return state.ended_at is not None
+    resting = all(state.machines[m].phase in ("ready", "stopped") for m in state.undeleted)
+    return resting and awaited_area(state) is None
+
+
+def awaited_area(state: RunState) -> str | None:
+    """Where another machine is to be asked for once its place lets us; None: no more are to be.
+
+    What was refused is not asked for again until somebody wants it.
+    """
+    if state.stop is not None or not state.machines or not _lacks_machines(state):
+        return None
+    last = state.machines[next(reversed(state.machines))].offer
+    refused = any(key in state.blocks for key in scopes(last).values())
+    return last.area_key if turn_at(state, last.area_key) and not refused else None
 
 
 def next_deadline(state: RunState, now: Micros) -> Micros | None:
-    """Nothing falls due: somebody who wants more machines later asks again."""
-    return None
+    """When its place lets us ask for the next machine. Else nothing falls due: somebody who wants more
+    machines later asks again."""
+    area = awaited_area(state)
+    at = turn_at(state, area) if area is not None else 0
+    return at if at > now else None

@@ -295,7 +295,8 @@ class SimVms(_SimPlace):
         world, faults = self._world, self._world.faults
         world.tick(self._life)
         world.must_be_durable(machine)
-        if (retry_after_s := world.too_soon_s(offer)) > 0:
+        # one that is there already is found by looking: as real places do
+        if machine not in world.machines and (retry_after_s := world.too_soon_s(offer)) > 0:
             await world.place_call(self._life, self._name)
             raise PlaceError("429 too many requests", transient=True, retry_after_s=retry_after_s)
         if machine not in world.machines:

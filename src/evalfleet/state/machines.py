@@ -32,12 +32,16 @@ def machine_requested(state: RunState, at: Micros, event: ev.MachineRequested) -
     machine_joined(state, machine)
     _take_lane(state, event.lane)
     state.live_by_offer[event.offer.key] += 1
-    if (most := event.offer.creates_a_minute) is not None:
-        state.asked_at.setdefault(event.offer.area_key, deque(maxlen=most)).append(at)
+    _note_asked(state, event.offer, at)
     state.reserved_usd += _reservation(machine)
     if not machine.unstarted:
         _set_renewal(state, machine, at)
     state.touched_machines[event.machine] = None
+
+
+def _note_asked(state: RunState, offer: Offer, at: Micros) -> None:
+    if (most := offer.creates_a_minute) is not None:
+        state.asked_at.setdefault(offer.area_key, deque(maxlen=most)).append(at)
 
 
 def _leave_lane(state: RunState, machine: MachineState) -> None:
@@ -273,10 +277,11 @@ def machine_stopped(state: RunState, at: Micros, event: ev.MachineStopped) -> No
 
 
 def machine_starting(state: RunState, at: Micros, event: ev.MachineStarting) -> None:
-    machine = state.machines[event.machine]
-    _close_account(state, machine, at)
-    machine.phase, machine.requested_at, machine.stopped_at = "requested", at, None
-    machine.billed_at, machine.queued_at, machine.allocated_at, machine.start = at, None, None, ""
+    machine, begins = state.machines[event.machine], after(at, event.after_s)
+    _close_account(state, machine, begins)
+    _note_asked(state, machine.offer, begins)
+    machine.phase, machine.requested_at, machine.stopped_at = "requested", begins, None
+    machine.billed_at, machine.queued_at, machine.allocated_at, machine.start = begins, None, None, ""
     machine.up_at = machine.ready_at = None
     machine.prepared = ""  # what was on a local disk is gone: the next run looks
     machine.mends, machine.cause, machine.detail, machine.step = [], None, "", ""
