@@ -244,7 +244,7 @@ async def _take_over_s(folder: Path, url: str, environ: Mapping[str, str]) -> tu
     await fetch_run(workspace, url, None, lambda note: None)
     second = await opened(folder / "second", url, environ, claims=True)
     taken_s = time.perf_counter() - start
-    second.fetch(collected_in(fold(second.read())))
+    second.fetch(collected_in(fold(second.read())), lambda: None)
     await second.fetched()
     files_s = time.perf_counter() - start
     await second.close()

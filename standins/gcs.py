@@ -6,17 +6,19 @@ It keeps objects in memory. What it does not know, it refuses, so that a client 
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import itertools
 import json
 import re
+import socket
 import threading
 from collections.abc import Callable
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 from urllib.parse import parse_qs, parse_qsl, unquote, urlsplit
 from xml.sax.saxutils import escape
 
@@ -24,6 +26,9 @@ from standins.gce.identity import Identity
 from standins.gce.words import ApiError
 
 PAGE = 50
+LISTING = {"list-type", "prefix", "delimiter", "max-keys", "encoding-type"}
+OLDER, NEWER = {"marker"}, {"continuation-token", "start-after", "fetch-owner"}
+"""By Google's page "List objects" of the XML API: which parameters belong to which kind of list."""
 
 
 class Refused(Exception):
@@ -56,12 +61,14 @@ class CloudStorage:
         class Handler(_Handler):
             served = storage
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+        self._handler = Handler
+        self._server = _Server(("127.0.0.1", 0), Handler)
+        self._port = self._server.server_port
+        self._thread = threading.Thread()
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_port}"
+        return f"http://127.0.0.1:{self._port}"
 
     def environ(self, folder: Path) -> dict[str, str]:
         """How it is reached: with a service account's key, which google-auth exchanges for tokens here."""
@@ -77,16 +84,56 @@ class CloudStorage:
             self.buckets[bucket][name] = content
             self.generations[bucket, name] = next(self.numbers)
 
-    def __enter__(self) -> Self:
+    def start(self) -> None:
+        """Serve, at the same address as before, with all that was stored."""
+        if self._server.is_closed:
+            self._server = _Server(("127.0.0.1", self._port), self._handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
         self._thread.start()
+
+    def stop(self) -> None:
+        """Go away: nobody listens there any more, and what was connected is cut off."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        self.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, err: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        if not self._server.is_closed:
+            self.stop()
+
+
+class _Server(ThreadingHTTPServer):
+    """A server that ends its connections when it is closed."""
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self._connected: set[socket.socket] = set()
+        self.is_closed = False
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self._connected.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self._connected.discard(request)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not self.is_closed:  # else it was cut off
+            super().handle_error(request, client_address)
+
+    def server_close(self) -> None:
+        self.is_closed = True
+        super().server_close()
+        for connection in list(self._connected):
+            with contextlib.suppress(OSError):  # it has ended by itself
+                connection.shutdown(socket.SHUT_RDWR)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -210,9 +257,14 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command != "GET":
             raise Refused(405, "MethodNotAllowed")
         prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
-        # the newer kind of list, which obstore asks for, has other words for where to go on
+        # the newer kind of list, which obstore asks for, has other words for where to begin and to go on
         newer = query.get("list-type") == "2"
-        after = query.get("continuation-token" if newer else "marker", query.get("start-after", ""))
+        unknown = query.keys() - LISTING - (NEWER if newer else OLDER)
+        if unknown:
+            raise Refused(400, "InvalidArgument", f"Cannot use {', '.join(sorted(unknown))} here.")
+        after = query.get("start-after" if newer else "marker", "")
+        if token := query.get("continuation-token"):
+            after = _name_in(token)
         rows: dict[str, str] = {}
         for name in sorted(self.served.buckets[bucket]):
             head, cut, _ = name[len(prefix) :].partition(delimiter) if delimiter else (name, "", "")
@@ -223,8 +275,8 @@ class _Handler(BaseHTTPRequestHandler):
         text = f"<Name>{bucket}</Name><Prefix>{escape(prefix)}</Prefix>"
         text += "".join(rows[row] or self._listed(bucket, row) for row in page)
         if len(page) < len(rows):
-            word = "NextContinuationToken" if newer else "NextMarker"
-            text += f"<{word}>{escape(page[-1])}</{word}>"
+            word, where = ("NextContinuationToken", _token(page[-1])) if newer else ("NextMarker", page[-1])
+            text += f"<{word}>{escape(where)}</{word}>"
         text += f"<IsTruncated>{str(len(page) < len(rows)).lower()}</IsTruncated>"
         return 200, {}, f"<ListBucketResult>{text}</ListBucketResult>".encode()
 
@@ -235,3 +287,18 @@ class _Handler(BaseHTTPRequestHandler):
             f"<Generation>{headers['x-goog-generation']}</Generation><ETag>{escape(headers['ETag'])}</ETag>"
         )
         return f"<Contents><Key>{escape(name)}</Key>{about}</Contents>"
+
+
+def _token(name: str) -> str:
+    """Where a list goes on after this name, as nobody but the server can read or make it."""
+    return base64.urlsafe_b64encode(b"after " + name.encode()).decode()
+
+
+def _name_in(token: str) -> str:
+    try:
+        word, _, name = base64.urlsafe_b64decode(token).decode().partition(" ")
+    except ValueError:
+        word, name = "", ""
+    if word != "after":
+        raise Refused(400, "InvalidArgument", "The continuation token provided is incorrect.")
+    return name

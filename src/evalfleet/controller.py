@@ -23,7 +23,7 @@ from .mirror import Mirror, MirroredJournal, StoreAway, StoreRefused, collected_
 from .model import NOBODY, MachineId, Micros, Notify, Plan, seconds_between
 from .named_pools import Bare, Change, LentPlace, OwnPlace, PoolView, look_at
 from .names import folder_of
-from .planning.plan_parts import PlaceSettings, benchmark_of, places_of
+from .planning.plan_parts import PlaceSettings, benchmark_of, check_files, places_of
 from .planning.plugins import KindFields
 from .policy import POOL, RUN
 from .ports import Place, PlaceContext
@@ -182,7 +182,7 @@ class Controller:
                 stack.push_async_callback(place.close)
             copy = journal if isinstance(journal, MirroredJournal) else None
             if copy is not None and copy.lacks_files:
-                copy.fetch(collected_in(state))
+                copy.fetch(collected_in(state), self._check_of_files(state))
             self._engine = Engine(
                 journal,
                 places,
@@ -207,6 +207,12 @@ class Controller:
             if not is_pool:
                 self._keep_summary(state)
                 await asyncio.to_thread(keep_at_end, order.home, self._store, state, wall.now())
+
+    def _check_of_files(self, state: RunState) -> Callable[[], None]:
+        """What raises RequestError if machines cannot get what they need for the tasks that are left."""
+        left = [known.task for known in state.tasks.values() if known.status not in ("scored", "answered")]
+        folder = folder_of(self._order.home, self._order.run)
+        return lambda: check_files(state.plan, left, folder) if left else None
 
     async def _acquire(self, holder: Holder) -> SqliteJournal | MirroredJournal:
         """The stream, under the next epoch; and in its store, too, if it has one."""

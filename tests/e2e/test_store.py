@@ -134,19 +134,68 @@ def test_what_was_not_put_before_a_kill_is_put_by_the_next_controller(fleet: Fle
     fleet.settled()
 
 
-def test_a_store_that_is_away_is_waited_for(fleet: Fleet, bucket: Path) -> None:
-    run = gated(fleet)
-    until(lambda: "AttemptCollected" in journal_kinds(bucket))
-    away = bucket.rename(fleet.folder / "unmounted")
+class SharedFolder:
+    """A folder that can be unmounted."""
+
+    url, away, environ = "bucket", "there is no folder", dict[str, str]()
+
+    def __init__(self, folder: Path) -> None:
+        self._here, self._elsewhere = folder / "bucket", folder / "unmounted"
+        self._here.mkdir()
+
+    def kinds(self) -> list[str]:
+        return journal_kinds(self._here)
+
+    def stop(self) -> None:
+        self._here.rename(self._elsewhere)
+
+    def start(self) -> None:
+        self._elsewhere.rename(self._here)
+
+
+class StoreServer:
+    """A server of objects that can be stopped."""
+
+    url, away = "gs://bucket/runs", "gs://bucket/runs cannot be reached"
+
+    def __init__(self, storage: CloudStorage, folder: Path) -> None:
+        self._storage = storage
+        self.environ = storage.environ(folder)
+        self.stop, self.start = storage.stop, storage.start
+
+    def kinds(self) -> list[str]:
+        return stored_kinds(self._storage)
+
+
+@pytest.fixture
+def store(request: pytest.FixtureRequest, fleet: Fleet) -> Iterator[SharedFolder | StoreServer]:
+    if request.param == "folder":
+        yield SharedFolder(fleet.folder)
+        return
+    with CloudStorage("bucket") as storage:
+        made = StoreServer(storage, fleet.folder)
+        for name, value in made.environ.items():
+            fleet.environ[name] = value
+        yield made
+
+
+STORES = pytest.mark.parametrize("store", ["folder", "server"], indirect=True)
+
+
+@STORES
+def test_a_store_that_is_away_is_waited_for(fleet: Fleet, store: SharedFolder | StoreServer) -> None:
+    run = gated(fleet, store=store.url)
+    until(lambda: "AttemptCollected" in store.kinds())
+    store.stop()
     fleet.open_gate("go")
     until(lambda: "waits for it" in run.err)
     known = len(fleet.starts())
     until(lambda: sum(isinstance(event, AttemptEnded) for event in fleet.events()) >= 2)
     assert run.lives
     assert len(fleet.starts()) == known, "nothing is started that the store does not know of"
-    away.rename(bucket)
+    store.start()
     assert "is back after" in run.finish(0)
-    assert journal_kinds(bucket) == [type(event).__name__ for event in fleet.events()]
+    assert store.kinds() == [type(event).__name__ for event in fleet.events()]
     fleet.settled()
 
 
@@ -193,12 +242,13 @@ def test_a_machine_forgets_an_attempt_when_its_end_is_in_the_store_and_files_fol
 
 
 @pytest.mark.nightly
+@STORES
 def test_a_run_whose_store_is_away_for_half_its_machines_life_drains_and_nothing_is_lost(
-    fleet: Fleet, bucket: Path
+    fleet: Fleet, store: SharedFolder | StoreServer
 ) -> None:
-    run = gated(fleet, "--max-duration", "80s")  # no machine lives longer
-    until(lambda: "AttemptCollected" in journal_kinds(bucket))
-    away = bucket.rename(fleet.folder / "unmounted")
+    run = gated(fleet, "--max-duration", "80s", store=store.url)  # no machine lives longer
+    until(lambda: "AttemptCollected" in store.kinds())
+    store.stop()
     fleet.open_gate("go")
     assert "drains" in run.finish(3)
     ended = {event.attempt for event in fleet.events() if isinstance(event, AttemptEnded)}
@@ -207,22 +257,31 @@ def test_a_run_whose_store_is_away_for_half_its_machines_life_drains_and_nothing
     assert known["scored"] == 3
     assert "a_3.0" not in fleet.starts(), "nothing is started that the store does not know of"
     fleet.settled()
-    away.rename(bucket)
+    store.start()
     fleet.done("resume", "r", "--max-duration", "10m")
     assert fleet.results()["scored"] == 4
-    assert journal_kinds(bucket) == [type(event).__name__ for event in fleet.events()]
+    assert store.kinds() == [type(event).__name__ for event in fleet.events()]
     assert len(fleet.starts()) == len(set(fleet.starts())) == 4
     fleet.settled()
 
 
-@pytest.mark.parametrize("lives", [True, pytest.param(False, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    ("store", "lives"),
+    [
+        ("folder", True),
+        pytest.param("folder", False, marks=pytest.mark.nightly),
+        pytest.param("server", True, marks=pytest.mark.nightly),
+        ("server", False),
+    ],
+    indirect=["store"],
+)
 def test_cancel_works_while_the_store_is_away_and_resume_puts_the_rest(
-    fleet: Fleet, bucket: Path, lives: bool
+    fleet: Fleet, store: SharedFolder | StoreServer, lives: bool
 ) -> None:
     """By the controller, and where that is gone, by the command itself."""
-    run = gated(fleet)
-    until(lambda: "AttemptCollected" in journal_kinds(bucket))
-    away = bucket.rename(fleet.folder / "unmounted")
+    run = gated(fleet, store=store.url)
+    until(lambda: "AttemptCollected" in store.kinds())
+    store.stop()
     if lives:
         assert fleet("cancel", "r").code == 0
         stopped = run.wait()
@@ -230,16 +289,16 @@ def test_cancel_works_while_the_store_is_away_and_resume_puts_the_rest(
     else:
         run.kill()
         stopped = fleet.done("cancel", "r")
-    assert "are not in file://" in stopped.err
+    assert "events of run r are not in " in stopped.err
     fleet.settled()  # its machines are gone, although the store never heard of it
     refused = fleet("resume", "r")
     assert refused.code == 2
-    assert "there is no folder" in refused.err
+    assert store.away in refused.err
     assert refused.err.count("\n") == 1
-    away.rename(bucket)
+    store.start()
     fleet.open_gate("go")
     assert fleet("resume", "r").code == 0
-    assert journal_kinds(bucket) == [type(event).__name__ for event in fleet.events()]
+    assert store.kinds() == [type(event).__name__ for event in fleet.events()]
     assert fleet.results()["scored"] == 4
     fleet.settled()
 
@@ -338,21 +397,30 @@ def _change(archive: Path) -> None:
     archive.write_bytes(archive.read_bytes().replace(b"score", b"scare", 1))
 
 
-@pytest.mark.parametrize("damage", [_cut, _change])
-def test_files_that_are_damaged_in_the_store_are_told_in_one_line_and_nothing_is_lost(
-    fleet: Fleet, other: Fleet, bucket: Path, damage: Callable[[Path], None]
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (_cut, "in the store is damaged"),
+        pytest.param(_change, "in the store is damaged", marks=pytest.mark.nightly),
+        (Path.unlink, "/bucket/r/files has no archive of what machines get: put it back"),
+    ],
+)
+def test_files_that_are_damaged_or_gone_in_the_store_are_told_in_one_line_and_nothing_is_lost(
+    fleet: Fleet, other: Fleet, bucket: Path, damage: Callable[[Path], None], says: str
 ) -> None:
     run = gated(fleet)
     until(lambda: "AttemptCollected" in journal_kinds(bucket))
     run.kill()
     fleet.open_gate("go")
+    (fleet.folder / "run.sh").unlink()  # the other computer does not have it
     (archive,) = (bucket / "r" / "files").iterdir()
     whole = archive.read_bytes()
     damage(archive)
     refused = other("resume", "--from", str(bucket))
     assert refused.code == 2, refused
-    told = [line for line in refused.err.splitlines() if archive.name in line]
+    told = [line for line in refused.err.splitlines() if says in line]
     assert len(told) == 1, refused.err
+    assert refused.err.count("\n") == 2, "that, and whose run it was"
     assert other.state().ended_at is None
     assert not list((other.home / "r" / ".files").glob("*")), "nothing of it is kept"
     archive.write_bytes(whole)
@@ -361,4 +429,10 @@ def test_files_that_are_damaged_in_the_store_are_told_in_one_line_and_nothing_is
     assert journal_kinds(bucket) == [type(event).__name__ for event in other.events()]
     assert (other.home / "r/first_1/first_1.0/evalfleet.log").read_text() == "said\n"
     other.settled()
+    # what an attempt left is gone from there, and was never on a third computer
+    shutil.rmtree(bucket / "r/artefacts/first_1")
+    other.use_home(other.folder / "third")
+    lacking = other.done("resume", "--from", str(bucket), code=2).err
+    assert "r/artefacts/ does not hold all that 1 attempts left: first_1.0\n" in lacking
+    assert "has no unrun tasks" in lacking
     fleet.sweep()

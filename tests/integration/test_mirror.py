@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 
 from bench.store import RUN, opened, planned, race, start_s3
 from bench.workspace import Workspace
+from evalfleet.api.resumption import fetch_run
 from evalfleet.errors import JournalForeign, LeaseLost, RequestError
 from evalfleet.events import AttemptCollected, GradingFailed, Record, StopRequested
 from evalfleet.journal import Store
@@ -22,6 +24,7 @@ from evalfleet.mirror.mirror import DROPPED
 from evalfleet.mirror.objects import ObjectExists
 from evalfleet.mirror.sequence import SEGMENT
 from evalfleet.model import AttemptId
+from evalfleet.planning import workspace as planning
 from standins.gcs import CloudStorage
 from tests.azurite import azurite
 from tests.waiting import until_seen
@@ -271,6 +274,32 @@ def test_away_for_longer_than_half_a_machines_life_it_asks_to_drain_and_goes_on_
     asyncio.run(use())
 
 
+def test_a_store_that_takes_an_object_and_does_not_answer_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(mirroring, "ANSWER_S", 0.3)
+    answers = threading.Event()
+
+    async def use(storage: CloudStorage) -> None:
+        planned(tmp_path / "first", "gs://bucket/x")
+        journal = await opened(tmp_path / "first", "gs://bucket/x", storage.environ(tmp_path))
+        storage.refuses = lambda name, content: not answers.wait(60)
+        waiting = asyncio.create_task(write(journal, "a"))
+        await until_seen(lambda: "has not answered for 0.3 s: run r waits for it" in caplog.text)
+        assert not waiting.done()
+        store = Store.open(tmp_path / "first")
+        store.ask(RUN, StopRequested("user", "cancelled"), 1)
+        assert [request.event for request in await journal.requests()] == [StopRequested("user", "cancelled")]
+        assert await waiting is False, "a run that is to be stopped goes on alone"
+        answers.set()
+        await until_seen(lambda: "is back after" in caplog.text)
+        assert await write(journal, "b") is True
+        await journal.close()
+
+    with CloudStorage("bucket") as storage:
+        asyncio.run(use(storage))
+
+
 def test_a_controller_with_nothing_to_write_finds_out_too(
     folder: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -335,6 +364,39 @@ def test_many_events_are_read_from_segments_and_from_the_objects_where_one_is_da
         single.write_bytes(b"damaged")
         with pytest.raises(JournalForeign, match=f"is damaged: object {SEGMENT // 2} of the journal"):
             await taken("last")
+
+    asyncio.run(use())
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-9000])])
+def test_a_segment_that_is_gone_or_cut_with_its_objects_is_told_before_anything_is_taken(
+    folder: Bucket, tmp_path: Path, damage: Callable[[Path], object]
+) -> None:
+    """Somebody has tidied the store up: the run stays whose it is, who has its journal, and can go on."""
+    bucket = tmp_path / "bucket" / RUN
+
+    async def use() -> None:
+        planned(tmp_path / "first", folder.url)
+        journal = await opened(tmp_path / "first", folder.url, {})
+        for n in range(SEGMENT + 4):
+            assert await write(journal, str(n))
+        await journal._mirror.sequence.seal()
+        segment = bucket / "segments" / f"{SEGMENT:09}.jsonl"
+        damage(segment)
+        for path in sorted((bucket / "journal").iterdir())[2:SEGMENT]:
+            path.unlink()
+        before = sorted(bucket.rglob("*"))
+        (tmp_path / "second").mkdir()
+        elsewhere = planning.Workspace({}, tmp_path / "second", tmp_path / "second")
+        with pytest.raises(JournalForeign, match=r"is damaged: object \d+ of the journal") as told:
+            await fetch_run(elsewhere, folder.url, None, lambda note: None)
+        assert "\n" not in str(told.value)
+        assert sorted(bucket.rglob("*")) == before
+        assert await write(journal, "and on")
+        await journal.close()
+        again = await opened(tmp_path / "first", folder.url, {})
+        assert await write(again, "and on again")
+        await again.close()
 
     asyncio.run(use())
 

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from typing import Self
 
 from evalfleet.clock import WallClock, pauses
@@ -30,6 +30,8 @@ LOOK_S = 15.0
 """A controller that has nothing to write looks so often whether somebody took its run over."""
 RESULTS_S = 10.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 15.0
+ANSWER_S = 20.0
+"""A store that has not answered for so long is away. A call is given up later: it may be a large file's."""
 MOST_ROWS = 5000
 """Events in one object."""
 DRAIN = -1
@@ -147,29 +149,36 @@ class MirroredJournal:
     def lacks_files(self) -> bool:
         return self._mirror.files.lacks_files
 
-    def fetch(self, collected: Sequence[AttemptId]) -> None:
-        """Bring here, beside the run, what machines get, and then what these attempts left."""
-        self._kept_files = asyncio.create_task(self._fetch_kept_files())
+    def fetch(self, collected: Mapping[AttemptId, int], check: Callable[[], None]) -> None:
+        """Bring here, beside the run, what machines get, and then what these attempts left: so many files
+        each. `check` raises RequestError if what machines get is not all there."""
+        self._kept_files = asyncio.create_task(self._fetch_kept_files(check))
         self._fetching = asyncio.create_task(self._fetch(collected))
         self._work += [self._kept_files, self._fetching]
 
-    async def _fetch_kept_files(self) -> None:
-        """Raises RequestError if they are damaged, or there is no room for them."""
+    async def _fetch_kept_files(self, check: Callable[[], None]) -> None:
+        """Raises RequestError if they are damaged or missing, or there is no room for them."""
         for pause_s in pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S, 2):
             try:
-                return await self._mirror.files.fetch_kept_files()
+                await self._mirror.files.fetch_kept_files()
+                break
             except (StoreAway, StoreRefused) as err:
                 log.info("what machines get is not here yet: %s", err)
                 await asyncio.sleep(pause_s)
             except OSError as err:
                 raise RequestError(f"what machines get cannot be brought here: {err}") from err
+        try:
+            await asyncio.to_thread(check)
+        except RequestError as err:
+            where = f"{self._mirror.sequence.where}/files"
+            raise RequestError(f"{where} has no archive of what machines get: put it back ({err})") from err
 
     async def has_files(self) -> None:
         """Wait until what machines get is here, also while the store is away. Raises RequestError."""
         if self._kept_files is not None:
             await asyncio.shield(self._kept_files)
 
-    async def _fetch(self, collected: Sequence[AttemptId]) -> None:
+    async def _fetch(self, collected: Mapping[AttemptId, int]) -> None:
         try:
             await self.has_files()
         except RequestError:
@@ -291,8 +300,9 @@ class MirroredJournal:
         written = JournalObject(header, tuple(rows))
         for pause_s in pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S, 2):
             try:
-                await self._send_what_was_collected(rows)
-                await self._create(written)
+                async with self._watched():
+                    await self._send_what_was_collected(rows)
+                    await self._create(written)
                 break
             except (StoreAway, StoreRefused) as err:
                 if once:
@@ -330,6 +340,17 @@ class MirroredJournal:
         )
 
     # -- away and back -----------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def _watched(self) -> AsyncGenerator[None]:
+        """While something is put: a store that takes it and does not answer is away, too, long before the
+        call is given up."""
+        slow = StoreAway(f"{self._mirror.sequence.where} has not answered for {ANSWER_S:g} s")
+        timer = asyncio.get_running_loop().call_later(ANSWER_S, self._note_away, slow)
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def _note_away(self, err: Exception) -> None:
         if self._away_since is None:

@@ -31,6 +31,8 @@ CALL_S, CONNECT_S = 60, 10
 TRIES_S = 10
 """For so long a single call is tried again where it is made. Whoever makes it knows how long to wait."""
 TOKEN_S = 300.0
+NO_TOKEN = "nobody answers who gives tokens"
+"""How an error begins that says nothing about what we may do."""
 SCRATCH = ".evalfleet-"
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -205,7 +207,9 @@ class BucketObjects:
             raise self._explained(err) from err
 
     async def fetch(self, name: str, path: Path) -> None:
-        result = await self._call("get_async", name)
+        result = await self._call("get_async", name, absent_is_fine=True)
+        if result is None:  # somebody has deleted it since it was listed
+            raise StoreAway(f"{self.url} holds no {name} any more")
         try:
             with path.open("xb") as file:
                 async for chunk in result.stream():
@@ -254,6 +258,8 @@ class BucketObjects:
         said = str(err)
         if isinstance(err, FileNotFoundError) or "404 Not Found" in said:
             return StoreRefused(f"{self.url}: there is no such bucket: make it first, or name another")
+        if away := re.search(f"{NO_TOKEN}.*", said):  # obstore takes that for a refusal
+            return StoreAway(f"{self.url} cannot be reached: {away[0]}")
         denied = isinstance(err, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError)
         if denied or "403 Forbidden" in said or "401 Unauthorized" in said:
             return StoreRefused(f"{self.url}: we may not use it with these credentials: {_line_of(err)}")
@@ -320,6 +326,13 @@ class GoogleTokens:
         self._login = GoogleLogin(environ)
 
     async def __call__(self) -> dict[str, Any]:
-        headers = await self._login.headers()
+        from evalfleet.places.gce.answers import GoogleFault
+
+        try:
+            headers = await self._login.headers()
+        except GoogleFault as fault:
+            if fault.status == 0:
+                raise StoreAway(f"{NO_TOKEN}: {fault.told}") from fault
+            raise
         token = headers.get("authorization", "").removeprefix("Bearer ")
         return {"token": token, "expires_at": datetime.now(UTC) + timedelta(seconds=TOKEN_S)}

@@ -9,7 +9,7 @@ import os
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from urllib.parse import quote, unquote
 
@@ -28,6 +28,7 @@ KEPT_FILES = ".files"
 SCORE = ".score"
 FETCHING = ".store-fetching"
 """A file that is there as long as not all others are."""
+MOST_NAMED = 5
 _PLAIN = " !'()+,-.:;=@_~"
 
 log = logging.getLogger(__name__)
@@ -109,10 +110,13 @@ class RunFiles:
         """The run is brought here; what machines get, and what its attempts left, comes once it is ours."""
         (self._folder / FETCHING).touch()
 
-    async def fetch_artefacts(self, collected: Iterable[AttemptId]) -> None:
-        """Bring what these attempts left here. What is here already stays."""
+    async def fetch_artefacts(self, collected: Mapping[AttemptId, int]) -> None:
+        """Bring what these attempts left here, so many files each. What is here already stays; what the store
+        has no longer is told."""
         absent = {
-            _home_of(attempt) for attempt in collected if not (self._folder / _home_of(attempt)).exists()
+            home: files
+            for attempt, files in collected.items()
+            if not (self._folder / (home := _home_of(attempt))).exists()
         }
         below, wanted = f"{self._base}/artefacts/", dict[str, list[tuple[str, Path]]]()
         for name in await self._objects.names(below) if absent else ():
@@ -122,6 +126,11 @@ class RunFiles:
             if home in absent and safe and len(parts) > 2:
                 wanted.setdefault("/".join(parts[:2]), []).append((name, Path(*parts[2:])))
         await asyncio.gather(*(self._fetch(home, files) for home, files in wanted.items()))
+        if lost := [home for home, files in absent.items() if len(wanted.get(home, ())) < files]:
+            more = ", ..." if len(lost) > MOST_NAMED else ""
+            names = ", ".join(PurePosixPath(home).name for home in lost[:MOST_NAMED])
+            where = f"{self._objects.url}/{below}"
+            log.warning("%s does not hold all that %d attempts left: %s%s", where, len(lost), names, more)
         (self._folder / FETCHING).unlink(missing_ok=True)
 
     async def _fetch(self, home: str, files: list[tuple[str, Path]]) -> None:
@@ -141,9 +150,13 @@ def lacks_files(folder: Path) -> bool:
     return (folder / FETCHING).exists()
 
 
-def collected_in(state: RunState) -> list[AttemptId]:
-    """The attempts whose artefacts some controller has collected."""
-    return [attempt.id for attempt in state.attempts.values() if attempt.collected is not None]
+def collected_in(state: RunState) -> dict[AttemptId, int]:
+    """The attempts whose artefacts some controller has collected, and how many files those were, at least."""
+    return {
+        attempt.id: attempt.collected.files
+        for attempt in state.attempts.values()
+        if attempt.collected is not None
+    }
 
 
 def _home_of(attempt: AttemptId) -> str:
