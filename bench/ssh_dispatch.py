@@ -28,6 +28,8 @@ COUNTED = (
     "around the whole map, connections open and workers warm); bound: tasks x 0.05 s / hosts; wall: the "
     "whole command; steady_ms: the controller's CPU an attempt, during the makespan; command_s: its CPU from "
     "start to end, which has 0.4 s for Python and asyncssh and the making of connections; "
+    "isolation: none, as the peers have none; sleep_isolated: each attempt as a user of its own, the default "
+    "here, for which one kernel works 12 to 15 ms an attempt, one after another for all 20 hosts of a lab; "
     "driver_cpu_ms: CPU a task of a peer's own process (GNU parallel: with the processes it waited for)"
 )
 PEERS_ARE = (
@@ -42,6 +44,7 @@ def run(quick: bool) -> Result:
     tasks, hosts, rounds = (24, 3, 1) if quick else (TASKS, HOSTS, ROUNDS)
     ours: dict[str, list[Figures]] = {kind: [] for kind in COMMANDS}
     cold: list[Figures] = []
+    isolated: list[Figures] = []
     against: Figures = {}
     others = peers(quick)
     loads: list[float] = []
@@ -51,6 +54,7 @@ def run(quick: bool) -> Result:
             for kind, argv in COMMANDS.items():
                 ours[kind].append(_evalfleet(lab, argv, tasks, warm=True))
             cold.append(_evalfleet(lab, COMMANDS["sleep"], tasks, warm=False))
+            isolated.append(_evalfleet(lab, COMMANDS["sleep"], tasks, warm=True, isolation="user"))
             for name in list(others)[number::rounds]:  # in between, so that all see the same computer
                 against[name] = measured(others[name], lab, tasks)
     bound_s = tasks * TASK_S / hosts
@@ -62,6 +66,7 @@ def run(quick: bool) -> Result:
     aims = _aims(figures, against.get("gnu_parallel", {}))
     figures |= {"tasks": tasks, "hosts": hosts, "rounds": rounds, "bound_s": bound_s, "counted": COUNTED}
     figures["sleep_on_hosts_never_seen"] = _medians(cold)
+    figures["sleep_isolated"] = _medians(isolated)
     figures["sleep_makespans_s"] = [rounded(each["makespan_s"]) for each in ours["sleep"]]
     figures["load_before_a_round"] = loads  # a busy computer makes everything slower, peers too
     figures["peers_are"] = PEERS_ARE
@@ -87,10 +92,10 @@ def _medians(rounds: Sequence[Figures]) -> Figures:
     return {key: rounded(statistics.median(each[key] for each in rounds)) for key in rounds[0]}
 
 
-def _evalfleet(lab: Lab, argv: Sequence[str], tasks: int, *, warm: bool) -> Figures:
+def _evalfleet(lab: Lab, argv: Sequence[str], tasks: int, *, warm: bool, isolation: str = "none") -> Figures:
     """`warm`: on a pool, whose machines are up before, as the workers of peers are."""
     with Workspace() as space:
-        path = space.benchmark(argv, [{"id": f"t_{i}"} for i in range(tasks)])
+        path = space.benchmark(argv, [{"id": f"t_{i}"} for i in range(tasks)], isolation)
         if not warm:
             return _measured(space, tasks, lambda: start_run(space, lab, path, len(lab.hosts)))
         with pool_of(space, lab) as pool:

@@ -77,14 +77,17 @@ class Workspace:
 
     # -- running evalfleet ---------------------------------------------------------------------
 
-    def benchmark(self, command: Sequence[str], tasks: Sequence[Mapping[str, Any]]) -> Path:
-        """Write a benchmark whose tasks score by exit code."""
+    def benchmark(
+        self, command: Sequence[str], tasks: Sequence[Mapping[str, Any]], isolation: str = ""
+    ) -> Path:
+        """Write a benchmark whose tasks score by exit code. `isolation`: "" is the place's own."""
         lines = "".join(json.dumps(task) + "\n" for task in tasks)
         (self.folder / "tasks.jsonl").write_text(lines)
         path = self.folder / "bench.toml"
         path.write_text(
             'name = "bench"\ntasks = "tasks.jsonl"\nscore_from = "exit_code"\ntimeout_s = 600\n'
             f"command = {json.dumps(list(command))}\n"
+            + (f"isolation = {json.dumps(isolation)}\n" if isolation else "")
         )
         return path
 

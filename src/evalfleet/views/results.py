@@ -414,7 +414,8 @@ def origin_of(plan: Plan, task: Task) -> str:
 def _broken_attempts(state: RunState, known: TaskState) -> dict[str, int]:
     """Cause -> how many attempts at the task it broke: those before its score, or all."""
     outcomes = (state.attempts[attempt].outcome for attempt in known.attempts)
-    return dict(Counter(str(outcome.cause) for outcome in outcomes if isinstance(outcome, Broken)))
+    causes = [str(outcome.cause) for outcome in outcomes if isinstance(outcome, Broken)]
+    return dict(Counter(causes)) if causes else {}
 
 
 def _answer(attempt: AttemptState | None) -> Answered | None:
