@@ -1,6 +1,6 @@
 """Compute instances of a workspace, one a machine: made, started, stopped and deleted by us, reached by SSH.
 
-A compute instance is a computer of its own with Docker, as Windows Agent Arena's official script has it. Its
+A compute instance is a computer of its own with Docker, as official scripts of benchmarks make them. Its
 creation script lets our key in, and writes the public host key of its SSH server into a container of blobs
 that only people of the workspace can write to: from there it is known before the first connection.
 """

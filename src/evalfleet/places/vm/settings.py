@@ -45,7 +45,7 @@ class VmSettings(Struct, frozen=True, forbid_unknown_fields=True):
     max_vcpus: Annotated[int, Meta(ge=0, description="all machines of this home together; 0: no limit")] = 0
     creates_a_minute: Annotated[
         int, Meta(ge=1, description="so many machines of one region are asked for in a minute at most")
-    ] = 200  # Azure lets a subscription write 200 times at once, and 10 times a second afterwards
+    ] = 200  # what clouds let a subscription write at once, before they count by the second
     prices: Annotated[
         Mapping[str, Annotated[float, Meta(ge=0, le=10_000)]],
         Meta(description="USD an hour by size, or size@region: yours, not the list's"),
