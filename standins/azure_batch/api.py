@@ -514,6 +514,9 @@ def check_pool(body: Json) -> None:
                 key,
                 "The specified imageReference with the nodeAgentSKUId is not supported.",
             )
+    patience = seconds(body.get("resizeTimeout"))
+    if patience is not None and not 300 <= patience <= 7 * 86_400:
+        raise invalid("resizeTimeout", body["resizeTimeout"], "from 5 minutes to 168 hours")
     contained = machine.get("containerConfiguration")
     if contained and need(contained, "type") not in ("dockerCompatible", "criCompatible"):
         raise invalid("type", contained["type"], "dockerCompatible or criCompatible")

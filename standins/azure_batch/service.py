@@ -26,6 +26,12 @@ CORES = {
     "standard_d8s_v5": 8,
 }
 UNKNOWN_CORES = 4
+RESIZE_S = 900.0
+"""Batch gives a resize up after so long, unless the pool says otherwise."""
+TIMED_OUT: Json = {
+    "code": "AllocationTimedout",
+    "message": "Desired number of nodes could not be allocated as the resize timeout was reached",
+}
 
 
 @dataclass(frozen=True)
@@ -167,7 +173,13 @@ class Service(Background):
 
     async def _scale(self, pool: Pool) -> None:
         """Bring the pool to its targets, as far as quota and the region allow."""
-        await self._take(self.timing.allocate)
+        patience, needed = seconds(pool.body.get("resizeTimeout")), self.random.uniform(*self.timing.allocate)
+        most = RESIZE_S if patience is None else patience
+        await self.clock.sleep(min(needed, most))
+        if needed > most and any(target > len(pool.of(spot)) for spot, target in pool.targets.items()):
+            pool.errors.append(TIMED_OUT)
+            pool.resizing, pool.changed = False, self.clock.now()
+            return
         for spot, target in pool.targets.items():
             idle_first = sorted(pool.of(spot), key=lambda node: node.state == "running")
             for node in idle_first[: max(0, len(idle_first) - target)]:
@@ -189,10 +201,7 @@ class Service(Background):
             words = "The specified account has reached core quota"
             return {"code": code, "message": f"{words}{' for low priority nodes' if spot else ''}"}
         if self.room[spot] <= 0:
-            return {
-                "code": "AllocationTimedout",
-                "message": "Desired number of nodes could not be allocated as the resize timeout was reached",
-            }
+            return TIMED_OUT
         self.room[spot] -= 1
         return None
 

@@ -57,6 +57,7 @@ class Clock:
     async def jump(self, seconds: float) -> None:
         """Let time pass at once. What is due meanwhile happens at its own moment, and in order."""
         target = self.now() + seconds
+        await self._settle()  # what is between two sleeps at this moment has not said yet when it is due
         while due := [moment for moment in self._sleepers.values() if moment <= target]:
             self._go_to(min(due))
             await self._settle()

@@ -27,9 +27,9 @@ from evalfleet.places.azure_batch import AzureBatchPlace, AzureBatchSettings
 from evalfleet.places.azure_batch.pilot import NO_KVM
 from evalfleet.places.azure_batch.template import NO_IMAGE, NO_PULL, JobBuild, job_body
 from evalfleet.ports import PlaceContext
-from standins.azure_batch import Failed, StandIn, Throttled
+from standins.azure_batch import Failed, StandIn, Throttled, Timing
 from standins.azure_batch.nodes import PaperRun
-from tests.cloud.batch_places import FAST, HOME, examine, machine_id, offer, place
+from tests.cloud.batch_places import FAST, HOME, QUICK, examine, machine_id, offer, place
 from tests.waiting import until, until_async
 
 LIFE_S = 3600.0
@@ -339,6 +339,45 @@ def test_all_that_costs_money_ends_by_itself_and_what_is_left_can_be_reaped(
 
     play(batch, tmp_path / "stranger", reap, home_id="ffffffffffff")
     until(lambda: not batch.left(), "all is gone")
+
+
+@pytest.mark.parametrize("fault", ["start_tasks_hang", "start_tasks_fail"])
+def test_a_node_that_never_comes_to_its_task_ends_with_the_machines_life(
+    batch: StandIn, tmp_path: Path, fault: str
+) -> None:
+    """The pilot, which has its own limit, does not run there, and whoever looked at it first is gone."""
+    setattr(batch.faults, fault, True)
+
+    async def make(made: AzureBatchPlace) -> None:
+        await made.create(ONE, offer(), LIFE_S)
+        await seen(made, "pending", "gone")
+
+    play(batch, tmp_path, make, start_command="true")
+    batch.jump(LIFE_S + 61)
+    until(lambda: ended_alone(batch), "job, pool and node are gone")
+    assert batch.meters.seconds("vm", batch.clock.now()) < LIFE_S + 70
+
+
+@pytest.mark.parametrize(("queue_s", "comes"), [(7200.0, True), (1800.0, False)])
+def test_a_queue_of_an_hour_is_waited_for_as_long_as_the_place_says(
+    tmp_path: Path, queue_s: float, comes: bool
+) -> None:
+    """Batch itself would give up after a quarter of an hour."""
+
+    async def act(made: AzureBatchPlace) -> None:
+        await made.create(ONE, offer(), LIFE_S)
+        waits = await seen(made, "queued")
+        assert (waits.ran_s, waits.detail) == (0.0, "Batch: resizing")
+        await asyncio.to_thread(batch.jump, 1750.0)
+        assert (await seen(made, "queued")).ran_s == 0.0
+        await asyncio.to_thread(batch.jump, 1900.0)
+        found = await seen(made, "pending" if comes else "gone")
+        assert comes or "AllocationTimedout" in found.detail
+        await made.delete(ONE)
+
+    with StandIn(timing=Timing((3600.0, 3600.0), QUICK, QUICK)) as batch:
+        play(batch, tmp_path, act, queue_s=queue_s)
+        until(lambda: not batch.left(), "all is gone")
 
 
 def test_a_name_that_is_taken_by_others_is_refused_and_what_is_theirs_stays(

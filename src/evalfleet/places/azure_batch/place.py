@@ -45,6 +45,7 @@ from .service import (
     AccountInventory,
     BatchClient,
     Sighting,
+    ends_after,
     job_ends_at,
     machine_of,
 )
@@ -134,13 +135,14 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
         assert start is not None
         if self._boxes is not None:
             await self._boxes.mark_allocated(seen.machine, start.allocated)
-        await self._write(seen, start)
+        # a node whose start task hangs or fails never comes to the pilot, whose own limit would end it
+        await self._write(seen, start, constraints=ends_after(seen, start))
         return structs.replace(seen, start=start)
 
-    async def _write(self, seen: Sighting, start: NodeStart) -> None:
+    async def _write(self, seen: Sighting, start: NodeStart, **more: object) -> None:
         tags = {**metadata_in(seen.job), START: mark_of(start)}
         try:
-            await self._batch.patch_job(str(seen.job["id"]), {"metadata": metadata(tags)})
+            await self._batch.patch_job(str(seen.job["id"]), {"metadata": metadata(tags), **more})
         except ArmFault as fault:
             if fault.status not in (404, 409):  # it has ended meanwhile
                 raise

@@ -32,6 +32,7 @@ from .template import (
     START,
     TASK,
     NodeStart,
+    constraints,
     metadata_in,
 )
 
@@ -339,3 +340,10 @@ def _start_failure(node: Json) -> str:
 def job_ends_at(now: float, queue_s: float, life_s: float) -> float:
     """When all of a job is gone by itself at the latest: it may wait, boot, live, and be ended."""
     return now + queue_s + BOOT_S + life_s + END_S
+
+
+def ends_after(seen: Sighting, start: NodeStart) -> Json:
+    """The limits of a job whose node is had: it ends with the machine's life, not as late as if it had waited
+    for as long as it may. Batch counts from the job's creation."""
+    created = seconds_of(seen.job.get("creationTime")) or start.allocated
+    return constraints(max(0.0, start.allocated - created) + seen.life_s + END_S)

@@ -28,6 +28,8 @@ END_S = 60.0
 """How long Batch may take to end a task and, with its job, the node."""
 BOOT_S = 900.0
 """A node that takes longer from its start to that of its task is not what we asked for."""
+RESIZE_S = (300.0, 7 * 86_400.0)
+"""So long Batch looks for a node at least, and at most; a quarter of an hour, unless it is told."""
 NO_IMAGE, NO_PULL = 80, 81
 """Exit codes of a start task whose image is not there, or cannot be had for now."""
 FIRST_PRIORITY = 150
@@ -55,6 +57,11 @@ def job_id(machine: MachineId, form: str) -> str:
 
 def duration(seconds: float) -> str:
     return f"PT{max(1, round(seconds))}S"
+
+
+def constraints(most_s: float) -> Json:
+    """Of a job, counted from its creation, or of a task, from its start."""
+    return {"maxWallClockTime": duration(most_s), "maxTaskRetryCount": 0}
 
 
 class NodeStart(Struct, frozen=True):
@@ -96,7 +103,7 @@ def job_body(settings: AzureBatchSettings, build: JobBuild) -> Json:
         "poolInfo": {"poolId": settings.pool}
         if settings.pool
         else {"autoPoolSpecification": _pool(settings, build)},
-        "constraints": {"maxWallClockTime": duration(most_s), "maxTaskRetryCount": 0},
+        "constraints": constraints(most_s),
         "jobManagerTask": _pilot(settings, build),
         "metadata": metadata({**build.tags, LIFE: f"{build.life_s:.3f}"}),
     }
@@ -139,7 +146,7 @@ def _task(build: JobBuild, script: str, environ: Mapping[str, str]) -> Json:
         "id": TASK,
         "commandLine": shlex.join(("/bin/sh", "-c", script)),
         "environmentSettings": metadata(environ),
-        "constraints": {"maxWallClockTime": duration(build.life_s + END_S), "maxTaskRetryCount": 0},
+        "constraints": constraints(build.life_s + END_S),
         "userIdentity": _root(),
         "killJobOnCompletion": True,
         "runExclusive": True,
@@ -166,6 +173,7 @@ def _pool(settings: AzureBatchSettings, build: JobBuild) -> Json:
         "virtualMachineConfiguration": machine,
         "taskSlotsPerNode": 1,
         target: 1,
+        "resizeTimeout": duration(min(max(settings.queue_s, RESIZE_S[0]), RESIZE_S[1])),
         "metadata": metadata(build.tags),
     }
     if network := _network(settings):
