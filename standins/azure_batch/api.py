@@ -256,7 +256,7 @@ class Api:
         )
         return {
             "id": pool.id,
-            **{key: pool.body[key] for key in kept if key in pool.body},
+            **{key: without_passwords(pool.body[key]) for key in kept if key in pool.body},
             "state": pool.state,
             "allocationState": "resizing" if pool.resizing else "steady",
             "creationTime": stamp(pool.created),
@@ -353,6 +353,8 @@ class Api:
         need(task, "commandLine")
         seconds((task.get("constraints") or {}).get("maxWallClockTime"))
         contained = (pool.get("virtualMachineConfiguration") or {}).get("containerConfiguration")
+        if login := (task.get("containerSettings") or {}).get("registry"):
+            check_registry(login)
         if contained and not task.get("containerSettings"):
             raise BatchError(
                 400,
@@ -406,14 +408,14 @@ class Api:
             info |= {"endTime": stamp(job.ended), "terminateReason": job.reason}
         return {
             "id": job.id,
-            **{key: job.body[key] for key in kept if key in job.body},
+            **{key: without_passwords(job.body[key]) for key in kept if key in job.body},
             "eTag": f"0x{job.etag:X}",
             "creationTime": stamp(job.created),
             "lastModified": stamp(job.changed),
             "state": job.state,
             "stateTransitionTime": stamp(job.changed),
             "priority": 0,
-            "poolInfo": job.body["poolInfo"],
+            "poolInfo": without_passwords(job.body["poolInfo"]),
             "executionInfo": info,
         }
 
@@ -520,6 +522,10 @@ def check_pool(body: Json) -> None:
     contained = machine.get("containerConfiguration")
     if contained and need(contained, "type") not in ("dockerCompatible", "criCompatible"):
         raise invalid("type", contained["type"], "dockerCompatible or criCompatible")
+    for each in (contained or {}).get("containerRegistries") or []:
+        check_registry(each)
+        if each.get("identityReference"):  # which pools that are made by this API have not
+            raise invalid("identityReference", each["identityReference"], "the pool has no such identity")
     if "targetNodeCommunicationMode" in body or "certificateReferences" in body:
         raise BatchError(400, "InvalidRequestBody", "The property is not of this version of the API.")
     nats = ((body.get("networkConfiguration") or {}).get("endpointConfiguration") or {}).get(
@@ -536,6 +542,21 @@ def check_pool(body: Json) -> None:
         rules = nat.get("networkSecurityGroupRules") or []
         if len(rules) > 25 or any(not 150 <= rule["priority"] <= 4096 for rule in rules):
             raise invalid("networkSecurityGroupRules", rules, "up to 25, with priorities from 150 to 4096")
+
+
+def check_registry(login: Json) -> None:
+    by_password = bool(login.get("username")) and bool(login.get("password"))
+    if by_password == bool(login.get("identityReference")):
+        raise invalid(
+            "containerRegistries", login.get("registryServer"), "a user name and a password, or an identity"
+        )
+
+
+def without_passwords(shown: Any) -> Any:
+    """As Batch shows what it was sent: what is a secret is not said again."""
+    if isinstance(shown, dict):
+        return {key: without_passwords(value) for key, value in shown.items() if key != "password"}
+    return [without_passwords(each) for each in shown] if isinstance(shown, list) else shown
 
 
 def _count(pool: Pool, spot: bool) -> Json:

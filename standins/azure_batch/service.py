@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import random
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from standins.cloud.background import Background
@@ -26,6 +27,7 @@ CORES = {
     "standard_d8s_v5": 8,
 }
 UNKNOWN_CORES = 4
+NOT_STARTED = -1
 RESIZE_S = 900.0
 """Batch gives a resize up after so long, unless the pool says otherwise."""
 TIMED_OUT: Json = {
@@ -62,6 +64,8 @@ class Task:
     run: TaskRun | None = None
     ended_by: str = ""
     """Why Batch ends it, in its words."""
+    refused: str = ""
+    """Why it could not be started, in those of a registry."""
 
 
 @dataclass(eq=False)
@@ -142,6 +146,9 @@ class Service(Background):
         """Cores, pools, and jobs that are active."""
         self.room = {False: 10_000, True: 10_000}
         """How many nodes the region has left, dedicated by False, spot by True."""
+        self.registries: dict[str, Json] = {}
+        """Private ones, by address: the login that each takes, as `username` and `password`, or
+        `identityReference`. All others let everybody in."""
         self.has_storage = True
         """Has the account a storage account of its own?"""
         self._numbers = itertools.count(1)
@@ -236,8 +243,34 @@ class Service(Background):
             node.errors = [{"code": "NodePreparationError", "message": self.faults.node_error}]
             self._become(node, "unusable")
             return
+        if trouble := self._unpullable(node.pool):
+            node.errors = [{"code": "ContainerPoolPreparationError", "message": trouble}]
+            self._become(node, "unusable")
+            return
         await self._run_start_task(node)
         self.schedule()
+
+    def _unpullable(self, pool: Pool) -> str:
+        """Why the images of a pool with containers cannot be had, in a registry's words."""
+        contained = (pool.body.get("virtualMachineConfiguration") or {}).get("containerConfiguration") or {}
+        logins = contained.get("containerRegistries") or []
+        told = (self.registry_refusal(name, logins) for name in contained.get("containerImageNames") or [])
+        return next(filter(None, told), "")
+
+    def registry_refusal(self, image: str, logins: Sequence[Json]) -> str:
+        """What the registry of an image says to these logins; nothing if it gives the image."""
+        host, slash, _ = image.partition("/")
+        server = host if slash and ("." in host or ":" in host) else "docker.io"
+        taken = self.registries.get(server)
+        if taken is None:
+            return ""
+        given = next((each for each in logins if each.get("registryServer", "docker.io") == server), None)
+        if given is None:
+            told = "repository does not exist or may require 'docker login'"
+            return f"Error response from daemon: pull access denied for {image}, {told}"
+        if all(given.get(key) == value for key, value in taken.items()):
+            return ""
+        return f"Error response from daemon: Get https://{server}/v2/: unauthorized: authentication required"
 
     async def _map_ports(self, node: Node) -> None:
         network = node.pool.body.get("networkConfiguration") or {}
@@ -419,11 +452,12 @@ class Service(Background):
 
     async def _live(self, job: Job, task: Task, node: Node) -> None:
         code = await self._run_task(job, task, node)
-        task.info.update(endTime=self.clock.stamp(), exitCode=code, result="failure" if code else "success")
+        task.info.update(endTime=self.clock.stamp(), result="failure" if code else "success")
+        if code != NOT_STARTED:
+            task.info["exitCode"] = code
         if task.ended_by:
-            task.info["failureInfo"] = failure(
-                task.ended_by, "The task was ended: by a request, or by its wall-clock limit"
-            )
+            words = task.refused or "The task was ended: by a request, or by its wall-clock limit"
+            task.info["failureInfo"] = failure(task.ended_by, words)
         elif code:
             task.info["failureInfo"] = failure(
                 "FailureExitCode", "The task exited with an exit code representing a failure"
@@ -433,6 +467,15 @@ class Service(Background):
         self._become(node, "idle")
         self.spawn(self._after(job, task))
 
+    def _without_image(self, pool: Pool, task: Json) -> str:
+        """Why a container that its pool has not pulled beforehand cannot be had."""
+        wanted = task.get("containerSettings") or {}
+        contained = (pool.body.get("virtualMachineConfiguration") or {}).get("containerConfiguration") or {}
+        if not wanted or wanted["imageName"] in (contained.get("containerImageNames") or []):
+            return ""
+        own = [wanted["registry"]] if wanted.get("registry") else contained.get("containerRegistries") or []
+        return self.registry_refusal(wanted["imageName"], own)
+
     async def _run_task(self, job: Job, task: Task, node: Node) -> int:
         limit = seconds((task.body.get("constraints") or {}).get("maxWallClockTime"))
         env = {
@@ -441,6 +484,9 @@ class Service(Background):
             "AZ_BATCH_POOL_ID": node.pool.id,
             "AZ_BATCH_NODE_IS_DEDICATED": str(not node.spot).lower(),
         }
+        if trouble := self._without_image(node.pool, task.body):
+            task.ended_by, task.refused = "ContainerImageNotPulled", trouble
+            return NOT_STARTED
         if self.faults.tasks_are_mute:
             await self.clock.sleep(1e9 if limit is None else limit)
             task.ended_by = "TaskEnded"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,12 @@ from evalfleet.model import MachineId, Needs, Offer
 from evalfleet.places.azure_batch import AzureBatchPlace, AzureBatchSettings
 from evalfleet.ports import Check, PlaceContext
 from standins.azure_batch import StandIn, Timing
+from tests.cloud import mail_desk
 from tests.cloud.places import SETTLE_S
 
 HOME = "abc123def456"
 SIZE = "Standard_D4s_v5"
+IDENTITY = "/subscriptions/s/resourceGroups/g/providers/Microsoft.ManagedIdentity/userAssignedIdentities/i"
 QUICK = (0.0, 0.02)
 FAST = Timing(QUICK, QUICK, QUICK)
 
@@ -47,6 +50,10 @@ def place(
 ) -> AzureBatchPlace:
     context = PlaceContext(home, home_id, {}, batch.service_principal(inside=inside), home)
     return AzureBatchPlace.make(name_of_place, settings(batch, inside=inside, **more), context)
+
+
+def play(batch: StandIn, home: Path, act: Callable[[AzureBatchPlace], Awaitable[None]], **more: Any) -> None:
+    mail_desk.play(lambda: place(batch, home, **more), act)
 
 
 def offer(*, spot: bool = False) -> Offer:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib
 import os
 import shlex
 import subprocess
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 
 from evalfleet.channels.mailboxes import MailPilot
 from evalfleet.errors import PlaceError, RequestError
-from evalfleet.model import Machine, Needs
+from evalfleet.model import Needs
 from evalfleet.places.azure.services import (
     NO_PYTHON,
     NO_PYTHON_WORDS,
@@ -25,11 +26,13 @@ from evalfleet.places.azure.services import (
 )
 from evalfleet.places.azure_batch import AzureBatchPlace, AzureBatchSettings
 from evalfleet.places.azure_batch.pilot import NO_KVM
+from evalfleet.places.azure_batch.registry import registry_login
 from evalfleet.places.azure_batch.template import NO_IMAGE, NO_PULL, JobBuild, job_body
 from evalfleet.ports import PlaceContext
 from standins.azure_batch import Failed, StandIn, Throttled, Timing
 from standins.azure_batch.nodes import PaperRun
-from tests.cloud.batch_places import FAST, HOME, QUICK, examine, machine_id, offer, place
+from tests.cloud.batch_places import FAST, HOME, IDENTITY, QUICK, examine, machine_id, offer, place, play
+from tests.cloud.mail_desk import seen
 from tests.waiting import until, until_async
 
 LIFE_S = 3600.0
@@ -41,27 +44,6 @@ def batch() -> Iterator[StandIn]:
     """Without hosts, and fast."""
     with StandIn(timing=FAST) as made:
         yield made
-
-
-def play(batch: StandIn, home: Path, act: Callable[[AzureBatchPlace], Awaitable[None]], **more: Any) -> None:
-    async def main() -> None:
-        made = place(batch, home, **more)
-        try:
-            await act(made)
-        finally:
-            await made.close()
-
-    asyncio.run(main())
-
-
-async def seen(made: AzureBatchPlace, *phases: str) -> Machine:
-    """The one machine, once it is in one of these phases."""
-
-    async def look() -> Machine | None:
-        found = await made.list("run")
-        return found[0] if found and found[0].phase in phases else None
-
-    return await until_async(look, f"it is {phases}")
 
 
 def ended_alone(batch: StandIn) -> bool:
@@ -82,13 +64,16 @@ def ended_alone(batch: StandIn) -> bool:
         {"reach": "mailbox"},
         {"reach": "mailbox", "public_ip": False, "subnet": "/s"},
         {"reach": "mailbox", "container": "docker.io/a/b:1", "images": ("c",)},
+        {"reach": "mailbox", "container": "r.azurecr.io/b:1", "registry_user": "r", "registry_password": "P"},
+        {"reach": "mailbox", "container": "r.azurecr.io/b:1", "pool": "p", "registry_identity": IDENTITY},
     ],
 )
 def test_what_is_sent_is_what_batch_knows(spot: bool, more: dict[str, Any]) -> None:
     models: Any = importlib.import_module("azure.batch.models")
     settings = AzureBatchSettings(account="a.eastus", ssh_from=("203.0.113.7/32",), **more)
     pilot = MailPilot((), {"EVALFLEET_MAILBOX": "{}"}) if "reach" in more else None
-    build = JobBuild(ONE, "Standard_D4s_v5", spot, True, "key", LIFE_S, {"a": "b"}, pilot)
+    registry = registry_login(settings, Path(), {"P": "a password"})
+    build = JobBuild(ONE, "Standard_D4s_v5", spot, True, "key", LIFE_S, {"a": "b"}, pilot, registry)
     body = job_body(settings, build)
     _check(models.BatchJobCreateOptions, body, "job")
 
@@ -364,7 +349,7 @@ def test_a_queue_of_an_hour_is_waited_for_as_long_as_the_place_says(
 ) -> None:
     """Batch itself would give up after a quarter of an hour."""
 
-    async def act(made: AzureBatchPlace) -> None:
+    async def act(batch: StandIn, made: AzureBatchPlace) -> None:
         await made.create(ONE, offer(), LIFE_S)
         waits = await seen(made, "queued")
         assert (waits.ran_s, waits.detail) == (0.0, "Batch: resizing")
@@ -375,9 +360,9 @@ def test_a_queue_of_an_hour_is_waited_for_as_long_as_the_place_says(
         assert comes or "AllocationTimedout" in found.detail
         await made.delete(ONE)
 
-    with StandIn(timing=Timing((3600.0, 3600.0), QUICK, QUICK)) as batch:
-        play(batch, tmp_path, act, queue_s=queue_s)
-        until(lambda: not batch.left(), "all is gone")
+    with StandIn(timing=Timing((3600.0, 3600.0), QUICK, QUICK)) as account:
+        play(account, tmp_path, functools.partial(act, account), queue_s=queue_s)
+        until(lambda: not account.left(), "all is gone")
 
 
 def test_a_name_that_is_taken_by_others_is_refused_and_what_is_theirs_stays(
@@ -485,6 +470,12 @@ def test_doctor_tells_who_may_not_use_the_account(batch: StandIn, tmp_path: Path
         ({"pool": "mine", "images": ("a",)}, "the pool itself says"),
         ({"sizes": ("Standard_ND96",)}, "prices = { Standard_ND96 = 0.5 }"),
         ({"name": "x"}, "must have {machine} in it"),
+        ({"registry_user": "a"}, "`registry_user` with `registry_password`"),
+        ({"registry_user": "a", "registry_password": "not a name!"}, "the name of a variable, never"),
+        ({"registry_user": "a", "registry_password": "P"}, "needs `container`"),
+        ({"registry_identity": IDENTITY}, "needs `pool`"),
+        ({"registry_identity": "me", "pool": "p"}, "must be the id of an identity"),
+        ({"registry_user": "a", "registry_password": "P", "registry_password_file": "f"}, "not both"),
         ({"ca": "nowhere.pem"}, "is no file"),
     ],
 )

@@ -2,56 +2,33 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
 from evalfleet.errors import PlaceError
-from evalfleet.events import AttemptStarted, MachineAllocated
-from evalfleet.model import Broken, Cause, Machine, Needs, Scored
+from evalfleet.events import AttemptStarted
+from evalfleet.model import Needs, Scored
 from evalfleet.places.azure_batch import AzureBatchPlace
-from evalfleet.ports import Place
-from evalfleet.testing import ChannelContract, Harness, PlaceContract, ShellHarness
-from evalfleet.testing.harness import Kind
+from evalfleet.testing import ChannelContract, Harness, PlaceContract
 from standins.azure_batch import ProcessNodes, StandIn
 from standins.azure_ml import Processes
-from tests.cloud.batch_places import FAST, HOME, SIZE, examine, machine_id, offer, place
-from tests.cloud.mail_desk import mail_desk
+from tests.cloud.batch_places import FAST, HOME, IDENTITY, SIZE, examine, machine_id, offer, place, play
+from tests.cloud.mail_desk import MailHarness, evicted_once, killed_and_resumed, mail_desk, nothing_left, seen
 from tests.desk import Desk
-from tests.waiting import PATIENCE_S, SLOWNESS, until, until_async
+from tests.waiting import until, until_async
 
 CANNOT = Processes.missing()
 pytestmark = pytest.mark.skipif(CANNOT is not None, reason=f"NO TEST OF BATCH'S MAILBOXES: {CANNOT}")
 LIFE_S = 3600.0
 ONE = machine_id()
 MAIL: dict[str, Any] = {"reach": "mailbox", "ssh_from": ()}
+SECRET = "a-password-that-nobody-may-see"
+PRIVATE = {**MAIL, "container": "evals.azurecr.io/agents:1", "registry_user": "evals"}
 CONTAINER = {**MAIL, "container": "docker.io/library/python:3.12"}
-
-
-class MailHarness(ShellHarness):
-    """Its machines take seconds to start, and each word goes through the storage."""
-
-    kind: Kind = "service"
-    unit_s = 3.0 * SLOWNESS
-    silent_s = 30.0
-    patience_s = PATIENCE_S
-    boot_s = 10.0 * SLOWNESS
-
-    def __init__(self, batch: StandIn) -> None:
-        super().__init__()
-        self._batch = batch
-
-    def make_place(self) -> Place:
-        return place(self._batch, self.directory, **MAIL)
-
-    def close(self) -> None:
-        super().close()
-        until(lambda: not self._batch.left(), lambda: f"something is left: {self._batch.left()}")
-        assert not self._batch.meters.running(), "something costs money still"
 
 
 class MailMachines:
@@ -64,7 +41,7 @@ class MailMachines:
             yield
 
     def harness(self) -> Harness:
-        return MailHarness(self.batch)
+        return MailHarness(self.batch, lambda home: place(self.batch, home, **MAIL))
 
 
 class TestAzureBatchByMailbox(MailMachines):
@@ -103,27 +80,13 @@ def desk(batch: StandIn, folder: Path, count: int, *, sleeps: float = 0.5, **mor
     return mail_desk(folder, "batch", settings, batch.service_principal(), count, sleeps=sleeps)
 
 
-def nothing_left(batch: StandIn) -> None:
-    until(lambda: not batch.left(), lambda: f"nothing is left but {batch.left()}")
-    assert not batch.meters.running(), "a node costs money still"
-
-
 def test_a_killed_controller_is_resumed_and_adopts_machines_in_a_private_network(
     account: StandIn, tmp_path: Path
 ) -> None:
     """The storage account takes no keys: mail goes by the login."""
     account.storage.takes_keys = False
     at = desk(account, tmp_path, 4, public_ip=False, subnet="/subscriptions/s/subnets/private")
-    run = at.start("run", "b.toml", "--on", "batch", "--workers", "2", "--name", "r", "--budget", "5")
-    results = tmp_path / "results/r"
-    until(lambda: list(results.glob("t*/t*.0/result.json")) or None, lambda: f"a first score: {run.said}")
-    run.kill()
-    done = at("resume", "r")
-    assert done.code == 0, done
-    told = json.loads((results / "results.json").read_text())
-    assert (told["scored"], told["broken"], told["status"]) == (4, 0, "done")
-    begun = [event for event in at.events() if isinstance(event, MachineAllocated)]
-    assert len(begun) == 2, "the second controller did not take the machines over"
+    killed_and_resumed(at, "batch")
     nothing_left(account)
 
 
@@ -146,15 +109,7 @@ def test_a_container_that_batch_runs_anew_costs_no_score_and_gives_no_second_one
     account: StandIn, tmp_path: Path
 ) -> None:
     at = desk(account, tmp_path, 2, sleeps=3, spot=True, spot_only=True, container="python:3.12")
-    run = at.start("run", "b.toml", "--on", "batch", "--workers", "1", "--name", "r")
-    until(lambda: any(isinstance(each, AttemptStarted) for each in at.events()), lambda: run.said)
-    account.preempt("r-")
-    run.popen.wait()
-    told = json.loads((tmp_path / "results/r/results.json").read_text())
-    assert (told["scored"], told["broken"], told["status"]) == (2, 0, "done"), run.said
-    attempts = at.state("r").attempts.values()
-    broken = [each.outcome.cause for each in attempts if isinstance(each.outcome, Broken)]
-    assert broken == [Cause.EVICTED], "the attempt that was cut off, and no other"
+    evicted_once(at, "batch", lambda: account.preempt("r-"))
     nothing_left(account)
 
 
@@ -165,25 +120,6 @@ def test_a_container_that_batch_runs_anew_costs_no_score_and_gives_no_second_one
 def batch() -> Iterator[StandIn]:
     with StandIn(timing=FAST) as made:
         yield made
-
-
-def play(batch: StandIn, home: Path, act: Callable[[AzureBatchPlace], Awaitable[None]], **more: Any) -> None:
-    async def main() -> None:
-        made = place(batch, home, **more)
-        try:
-            await act(made)
-        finally:
-            await made.close()
-
-    asyncio.run(main())
-
-
-async def seen(made: AzureBatchPlace, *phases: str) -> Machine:
-    async def look() -> Machine | None:
-        found = await made.list("run")
-        return found[0] if found and found[0].phase in phases else None
-
-    return await until_async(look, f"it is {phases}")
 
 
 def test_no_port_is_open_and_what_everybody_may_read_leads_nowhere_but_once(
@@ -278,6 +214,75 @@ def test_a_container_image_that_is_not_there_ends_the_place(batch: StandIn, tmp_
 
     play(batch, tmp_path, act, **CONTAINER)
     until(lambda: not batch.left(), lambda: f"{batch.left()}")
+
+
+def test_a_private_registry_takes_the_password_which_nobody_else_sees(batch: StandIn, tmp_path: Path) -> None:
+    batch.service.registries["evals.azurecr.io"] = {"username": "evals", "password": SECRET}
+
+    async def act(made: AzureBatchPlace) -> None:
+        await made.create(ONE, offer(), LIFE_S)
+        run = await until_async(lambda: _run(batch), "the container runs")
+        assert SECRET in json.dumps(batch.job(ONE).body), "Batch itself has it"
+        shown = [await made._batch.job(f"evalfleet-{ONE}"), await made._batch.pools()]
+        task = batch.job(ONE).tasks["pilot"].body
+        assert SECRET not in json.dumps([shown, task]), "others are shown it, or tasks are"
+        batch.do(lambda: run.end(0))
+        await made.delete(ONE)
+
+    (tmp_path / "password").write_text(f"{SECRET}\n")
+    play(batch, tmp_path, act, **PRIVATE, registry_password_file="password")
+    until(lambda: not batch.left(), lambda: f"{batch.left()}")
+
+
+@pytest.mark.parametrize(
+    ("password", "told"), [("wrong", "unauthorized: authentication required"), ("", "set ACR_PASSWORD in")]
+)
+def test_a_password_that_is_wrong_or_missing_ends_the_place_in_one_line(
+    batch: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, password: str, told: str
+) -> None:
+    """Trying again would lock the account, at worst."""
+    batch.service.registries["evals.azurecr.io"] = {"username": "evals", "password": SECRET}
+    variables = {**batch.service_principal(), "ACR_PASSWORD": password}
+    monkeypatch.setattr(batch, "service_principal", lambda **_: variables)
+
+    async def act(made: AzureBatchPlace) -> None:
+        if password:
+            await made.create(ONE, offer(), LIFE_S)
+            gone = await seen(made, "gone")
+            assert told in gone.detail
+            assert not gone.start, "another node would fare alike"
+        with pytest.raises(PlaceError) as refused:
+            await made.create(machine_id(2), offer(), LIFE_S)
+        assert (refused.value.transient, refused.value.scope) == (False, "place")
+        assert told in str(refused.value)
+        assert "registry_password" in str(refused.value) or "ACR_PASSWORD" in str(refused.value)
+        assert "\n" not in str(refused.value)
+        await made.delete(ONE)
+
+    play(batch, tmp_path, act, **PRIVATE, registry_password="ACR_PASSWORD")
+    until(lambda: not batch.left(), lambda: f"{batch.left()}")
+
+
+@pytest.mark.parametrize("identity", [IDENTITY, f"{IDENTITY}-of-others"])
+def test_a_pool_of_yours_pulls_by_its_identity(batch: StandIn, tmp_path: Path, identity: str) -> None:
+    batch.service.registries["evals.azurecr.io"] = {"identityReference": {"resourceId": IDENTITY}}
+    machine = {"containerConfiguration": {"type": "dockerCompatible"}}
+    body = {"vmSize": SIZE, "virtualMachineConfiguration": machine, "targetDedicatedNodes": 1}
+    batch.do(lambda: batch.service.add_pool("mine", body))
+
+    async def act(made: AzureBatchPlace) -> None:
+        await made.create(ONE, offer(), LIFE_S)
+        if identity == IDENTITY:
+            assert await until_async(lambda: _run(batch), "the container runs")
+        else:
+            assert "unauthorized" in (await seen(made, "gone")).detail
+            with pytest.raises(PlaceError, match="check its name"):
+                await made.create(machine_id(2), offer(), LIFE_S)
+        await made.delete(ONE)
+
+    more = {**MAIL, "container": PRIVATE["container"], "pool": "mine", "registry_identity": identity}
+    play(batch, tmp_path, act, **more)
+    until(lambda: batch.left() == ["mine"], lambda: f"{batch.left()}")
 
 
 # -- before money is spent -------------------------------------------------------------------------------

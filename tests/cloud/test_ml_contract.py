@@ -7,37 +7,13 @@ from typing import ClassVar
 
 import pytest
 
-from evalfleet.ports import Place
-from evalfleet.testing import ChannelContract, Harness, PlaceContract, ShellHarness
-from evalfleet.testing.harness import Kind
+from evalfleet.testing import ChannelContract, Harness, PlaceContract
 from standins.azure_ml import Processes, StandIn
 from tests.cloud import ml_places
-from tests.waiting import PATIENCE_S, SLOWNESS, until
+from tests.cloud.mail_desk import MailHarness
 
 CANNOT = Processes.missing()
 pytestmark = pytest.mark.skipif(CANNOT is not None, reason=f"NO TEST OF AZURE ML'S JOBS: {CANNOT}")
-
-
-class MlHarness(ShellHarness):
-    """Its machines take seconds to start, and each word goes through the storage."""
-
-    kind: Kind = "service"
-    unit_s = 3.0 * SLOWNESS
-    silent_s = 30.0
-    patience_s = PATIENCE_S
-    boot_s = 10.0 * SLOWNESS
-
-    def __init__(self, ml: StandIn) -> None:
-        super().__init__()
-        self._ml = ml
-
-    def make_place(self) -> Place:
-        return ml_places.place(self._ml, self.directory)
-
-    def close(self) -> None:
-        super().close()
-        until(lambda: not self._ml.left(), lambda: f"something is left: {self._ml.left()}")
-        assert not self._ml.meters.running(), "something costs money still"
 
 
 class MlMachines:
@@ -50,7 +26,7 @@ class MlMachines:
             yield
 
     def harness(self) -> Harness:
-        return MlHarness(self.ml)
+        return MailHarness(self.ml, lambda home: ml_places.place(self.ml, home))
 
 
 class TestAzureMlPlace(MlMachines):

@@ -15,7 +15,7 @@ from evalfleet.channels.samples import Load
 from evalfleet.channels.supervisor.mailbox import sealed
 from evalfleet.channels.supervisor.pilot import END, NO_KVM, START
 from evalfleet.errors import PlaceError, RequestError
-from evalfleet.model import Machine, Needs
+from evalfleet.model import Needs
 from evalfleet.places.azure.arm import ArmClient, ArmEndpoint
 from evalfleet.places.azure.mailboxes import container_of
 from evalfleet.places.azure_ml import AzureMlPlace, AzureMlSettings
@@ -24,6 +24,8 @@ from evalfleet.places.azure_ml.settings import MlAccount
 from evalfleet.ports import PlaceContext
 from standins.azure.blobs import KEY
 from standins.azure_ml import Failed, StandIn, Throttled
+from tests.cloud import mail_desk
+from tests.cloud.mail_desk import seen
 from tests.cloud.ml_places import FAST, HOME, SIZE, examine, machine_id, offer, place
 from tests.waiting import until, until_async
 
@@ -41,24 +43,7 @@ def ml() -> Iterator[StandIn]:
 
 
 def play(ml: StandIn, home: Path, act: Callable[[AzureMlPlace], Awaitable[None]], **more: Any) -> None:
-    async def main() -> None:
-        made = place(ml, home, **more)
-        try:
-            await act(made)
-        finally:
-            await made.close()
-
-    asyncio.run(main())
-
-
-async def seen(made: AzureMlPlace, *phases: str) -> Machine:
-    """The one machine, once it is in one of these phases."""
-
-    async def look() -> Machine | None:
-        found = await made.list("run")
-        return found[0] if found and found[0].phase in phases else None
-
-    return await until_async(look, f"it is {phases}")
+    mail_desk.play(lambda: place(ml, home, **more), act)
 
 
 def put(ml: StandIn, name: str, content: bytes) -> None:

@@ -11,14 +11,11 @@ from typing import Any
 
 import pytest
 
-from evalfleet.events import AttemptStarted, MachineAllocated
-from evalfleet.model import Broken, Cause
 from standins.azure_ml import Processes, StandIn
 from tests.cloud import ml_places
-from tests.cloud.mail_desk import mail_desk
+from tests.cloud.mail_desk import evicted_once, killed_and_resumed, mail_desk, nothing_left
 from tests.desk import Desk
 from tests.docs.pages import ROOT, File, steps
-from tests.waiting import until
 
 CANNOT = Processes.missing()
 pytestmark = pytest.mark.skipif(CANNOT is not None, reason=f"NO TEST OF AZURE ML'S JOBS: {CANNOT}")
@@ -66,23 +63,10 @@ def test_what_the_page_tells_to_type_works(ml: StandIn, tmp_path: Path) -> None:
     nothing_left(ml)
 
 
-def nothing_left(ml: StandIn) -> None:
-    until(lambda: not ml.left(), lambda: f"nothing is left but {ml.left()}")
-    assert not ml.meters.running(), "a node costs money still"
-
-
 def test_a_killed_controller_is_resumed_and_nothing_is_left(ml: StandIn, tmp_path: Path) -> None:
     at = desk(ml, tmp_path, 4)
-    run = at.start("run", "b.toml", "--on", "ml", "--workers", "2", "--name", "r", "--budget", "5")
-    results = tmp_path / "results/r"
-    until(lambda: list(results.glob("t*/t*.0/result.json")) or None, lambda: f"a first score: {run.said}")
-    run.kill()
-    done = at("resume", "r")
-    assert done.code == 0, done
-    told = json.loads((results / "results.json").read_text())
-    assert (told["scored"], told["broken"], told["status"]) == (4, 0, "done")
-    begun = [event for event in at.events() if isinstance(event, MachineAllocated)]
-    assert len(begun) == 2, "the second controller did not take the machines over"
+    killed_and_resumed(at, "ml")
+    told = json.loads((tmp_path / "results/r/results.json").read_text())
     assert 0 < told["cost"]["machines_usd"] < 1
     nothing_left(ml)
 
@@ -92,13 +76,5 @@ def test_a_job_that_azure_runs_anew_costs_no_score_and_gives_no_second_one(
     ml: StandIn, tmp_path: Path
 ) -> None:
     at = desk(ml, tmp_path, 2, sleeps=3, spot=True, spot_only=True)
-    run = at.start("run", "b.toml", "--on", "ml", "--workers", "1", "--name", "r")
-    until(lambda: any(isinstance(each, AttemptStarted) for each in at.events()), lambda: run.said)
-    ml.preempt("r-")
-    run.popen.wait()
-    told = json.loads((tmp_path / "results/r/results.json").read_text())
-    assert (told["scored"], told["broken"], told["status"]) == (2, 0, "done"), run.said
-    state = at.state("r")
-    broken = [each.outcome.cause for each in state.attempts.values() if isinstance(each.outcome, Broken)]
-    assert broken == [Cause.EVICTED], "the attempt that was cut off, and no other"
+    evicted_once(at, "ml", lambda: ml.preempt("r-"))
     nothing_left(ml)

@@ -38,6 +38,7 @@ from evalfleet.places.vm.place import UNSEEN, VmPlace, check_installed
 from evalfleet.ports import Belonging, Channel, Check, Dialled, Fence, Image, Made, PlaceContext, Preflight
 
 from . import preflight
+from .registry import registry_login
 from .service import (
     CONTENT,
     SCOPE,
@@ -74,6 +75,8 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
     ) -> None:
         super().__init__(name, settings, account, context, ".azure_batch")
         self._settings, self._account, self._environ = settings, account, context.environ
+        self._base = context.base
+        """Where paths in the settings begin."""
         endpoint = ArmEndpoint("", account.endpoint, settings.scope or SCOPE, account.ca, CONTENT)
         self._arm = ArmClient(endpoint, context.environ)
         self._batch = BatchClient(self._arm)
@@ -240,14 +243,14 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
     async def _submit(self, machine: MachineId, offer: Offer, expires_s: float) -> None:
         until = job_ends_at(self._arm.now(), self._settings.queue_s, expires_s)
         tags = tags_of(machine, self._home, self._owner, self._use, until, {})
-        pilot = None
+        pilot, registry = None, registry_login(self._settings, self._base, self._environ)
         if self._boxes is not None:
             if await self._is_there(machine):
                 return  # its orders are not written again: they would be taken for a second start's
             wait_s = until - self._arm.now() - expires_s
             pilot = await self._boxes.make(machine, expires_s, wait_s, kvm=self._kvm)
         key = self._keys.login().public if pilot is None else ""
-        build = JobBuild(machine, offer.size, offer.spot, self._kvm, key, expires_s, tags, pilot)
+        build = JobBuild(machine, offer.size, offer.spot, self._kvm, key, expires_s, tags, pilot, registry)
         try:
             await self._batch.add_job(job_body(self._settings, build))
         except ArmFault as fault:
@@ -344,12 +347,14 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
         return tuple(preflight.outline(self._settings, self._account, machines))
 
     async def doubts(self, lasts_s: float) -> Sequence[str]:
+        registry_login(self._settings, self._base, self._environ)
         return await knock(self._arm, self._name, lambda: self._batch.jobs(self._prefix))
 
     async def examine(self, needs: Needs, workers: int = 1) -> Sequence[Check]:
         blobs = self._storage.blobs
         checks = preflight.BatchChecks(self._arm, blobs, self._environ, self._settings, self._account)
-        return await checks.all(await self.offers(needs), needs, workers)
+        registry = preflight.registry_checks(self._settings, self._base, self._environ)
+        return [*await checks.all(await self.offers(needs), needs, workers), *registry]
 
     async def belongings(self) -> Sequence[Belonging]:
         """What is evalfleet's in the account, of all homes: jobs, and pools that their jobs have left."""

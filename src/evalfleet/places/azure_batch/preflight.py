@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 from evalfleet.channels.mailboxes import MAIL_SILENT_S
+from evalfleet.errors import PlaceError
 from evalfleet.model import MachineId, Needs, Offer
 from evalfleet.places.azure.answers import ArmFault
 from evalfleet.places.azure.arm import ArmClient
@@ -16,6 +18,7 @@ from evalfleet.places.vm.answers import Json, rows, table
 from evalfleet.places.vm.preflight import clock_checks, machine_words, workers_checks
 from evalfleet.ports import Check, Made
 
+from .registry import registry_login, registry_of
 from .service import VERSION
 from .settings import CONTAINER_IMAGE, AzureBatchSettings, BatchAccount, image_of
 from .storage import managed_account
@@ -207,6 +210,20 @@ class BatchChecks:
             return [Check("region", "bad", told, f'set account = "{account.name}.{region}"')]
         checks = _quota_checks(table(shown.get("properties")), offers, workers, active)
         return [check for check in checks if check.name != "storage" or self._settings.reach == "ssh"]
+
+
+def registry_checks(settings: AzureBatchSettings, base: Path, environ: Mapping[str, str]) -> Sequence[Check]:
+    """Is there what nodes log in with? Whether it is right, only the registry itself tells."""
+    server = registry_of(settings)
+    if not server:
+        return ()
+    try:
+        registry_login(settings, base, environ)
+    except PlaceError as err:
+        told, _, remedy = str(err).partition("; ")
+        return (Check("registry", "bad", told, remedy),)
+    who = settings.registry_user or settings.registry_identity.rpartition("/")[2]
+    return (Check("registry", "good", f"nodes log in to {server} as {who}"),)
 
 
 def _quota_checks(has: Json, offers: Sequence[Offer], workers: int, active: int) -> list[Check]:

@@ -43,7 +43,10 @@ COMING = ("creating", "starting", "waitingforstarttask", "idle", "running", "upg
 """States of a node that is had, and billed, and of use now or soon."""
 LOST = ("preempted", "rebooting", "leavingpool", "offline", "deallocating", "deallocated")
 """States of a node on which nothing of ours goes on."""
-UNPULLABLE = "an image of `images`, or `container`, is not there, or its registry lets nobody read it"
+UNPULLABLE = (
+    "an image of `images`, or `container`, is not there, or its registry does not let nodes read it: check "
+    "its name, `registry_user` and `registry_password`"
+)
 REMEDIES = {
     "accountcorequotareached": "ask for more dedicated cores: the account's page Quotas in the portal",
     "accountlowprioritycorequotareached": "ask for more spot cores: the account's page Quotas in the portal",

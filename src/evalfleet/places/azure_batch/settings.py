@@ -20,6 +20,8 @@ from evalfleet.places.vm.settings import (
 )
 from evalfleet.ports import PlaceContext
 
+from .registry import registry_problems
+
 IMAGE = "canonical:ubuntu-24_04-lts:server:latest"
 CONTAINER_IMAGE = "microsoft-dsvm:ubuntu-hpc:2404:latest"
 """Of nodes that run containers: one that Batch says to be able to."""
@@ -81,6 +83,15 @@ class AzureBatchSettings(VmSettings, frozen=True, forbid_unknown_fields=True):
     ] = ""
     container_args: Annotated[
         str, Meta(description="more of `docker run` for it; --device=/dev/kvm comes by itself if needed")
+    ] = ""
+    registry: Annotated[
+        str, Meta(description="private one that nodes log in to for `container`; else the one of its name")
+    ] = ""
+    registry_user: Annotated[str, Meta(description="who logs in to it")] = ""
+    registry_password: Annotated[str, Meta(description="the variable that holds the password")] = ""
+    registry_password_file: Annotated[str, Meta(description="or the file that holds it")] = ""
+    registry_identity: Annotated[
+        str, Meta(description="instead of those: id of a managed identity that `pool` has")
     ] = ""
     subnet: Annotated[str, Meta(description="id of a subnet of yours for the nodes")] = ""
     ports: Annotated[
@@ -183,7 +194,7 @@ def _problems(settings: AzureBatchSettings) -> list[str]:
             'nodes without public addresses cannot be reached from here: set reach = "mailbox", by which '
             "they ask for their work in a storage account, or `jump` to a host that reaches them"
         )
-    found += _mailbox_problems(settings)
+    found += [*_mailbox_problems(settings), *registry_problems(settings)]
     if not settings.public_ip and not settings.subnet and not settings.pool:
         found.append("public_ip = false needs `subnet`: Batch makes such nodes in a network of yours only")
     if settings.pool and (settings.images or settings.start_command or settings.subnet):

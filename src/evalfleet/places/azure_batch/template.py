@@ -92,6 +92,8 @@ class JobBuild(Struct, frozen=True):
     tags: Mapping[str, str]
     pilot: MailPilot | None = None
     """What it runs, if it is reached by a mailbox; else a pilot that lets us in."""
+    registry: Json = {}
+    """The login to the registry of its container, if that is private. It may hold a password."""
 
 
 def job_body(settings: AzureBatchSettings, build: JobBuild) -> Json:
@@ -138,7 +140,10 @@ def _container(settings: AzureBatchSettings, build: JobBuild) -> Json:
     if not settings.container:
         return {}
     args = " ".join(filter(None, (KVM if build.kvm else "", settings.container_args)))
-    return {"containerSettings": {"imageName": settings.container, "containerRunOptions": args}}
+    container: Json = {"imageName": settings.container, "containerRunOptions": args}
+    if settings.pool and build.registry:  # else the pool that comes with the job has it
+        container["registry"] = build.registry
+    return {"containerSettings": container}
 
 
 def _task(build: JobBuild, script: str, environ: Mapping[str, str]) -> Json:
@@ -167,7 +172,10 @@ def _pool(settings: AzureBatchSettings, build: JobBuild) -> Json:
     }
     if settings.container:  # nodes pull all of these before they take a task
         names = list(dict.fromkeys((settings.container, *settings.images)))
-        machine["containerConfiguration"] = {"type": "dockerCompatible", "containerImageNames": names}
+        contained: Json = {"type": "dockerCompatible", "containerImageNames": names}
+        if build.registry:
+            contained["containerRegistries"] = [build.registry]
+        machine["containerConfiguration"] = contained
     pool: Json = {
         "vmSize": build.size,
         "virtualMachineConfiguration": machine,
