@@ -33,6 +33,8 @@ class Registry:
         """Those that have not expired -> the names of images that their owner may pull."""
         self.bearers: dict[str, str] = {}
         """Tokens that were given out, each for one image."""
+        self.user = USER
+        """Who logs in with those."""
         self.failures = 0
         """So many manifests more are answered by a 503."""
         self.asked: list[str] = []
@@ -73,7 +75,7 @@ class Registry:
         if not login:
             told = f'Unauthenticated request. Unauthenticated requests do not have permission "{_RIGHT}"'
             return _refusal(HTTPStatus.FORBIDDEN, "DENIED", told)
-        if user != USER or password not in self.passwords:
+        if user != self.user or password not in self.passwords:
             return _refusal(HTTPStatus.UNAUTHORIZED, "UNAUTHORIZED", "failed authentication")
         if image not in self.passwords[password]:
             told = f'Permission "{_RIGHT}" denied on resource "{image}" (or it may not exist)'

@@ -15,6 +15,7 @@ from evalfleet.lab.network import GATEWAY
 from standins.azure_ml.nodes import ContainerRun, Processes
 from standins.cloud.hosts import Hosts
 from standins.cloud.machines import Guest
+from standins.cloud.words import Json
 
 ROOT = PurePosixPath("/mnt/batch/tasks")
 KILLED = 137
@@ -42,9 +43,14 @@ class Nodes(Protocol):
     async def reboot(self, node: str) -> None: ...
 
     async def run(
-        self, node: str, folder: str, argv: Sequence[str], env: dict[str, str], admin: bool
+        self, node: str, folder: str, argv: Sequence[str], env: dict[str, str], admin: bool, container: Json
     ) -> TaskRun:
-        """Start a task in its folder, with standard output and errors in files there."""
+        """Start a task in its folder, with standard output and errors in files there. `container`: what it is
+        to be, if it is one."""
+        ...
+
+    async def pull(self, image: str, login: Json) -> str:
+        """Fetch a container's image with this login to its registry. Returns why that cannot be done."""
         ...
 
     async def files(self, node: str, folder: str) -> list[str]:
@@ -99,12 +105,15 @@ class Paper:
         pass
 
     async def run(
-        self, node: str, folder: str, argv: Sequence[str], env: dict[str, str], admin: bool
+        self, node: str, folder: str, argv: Sequence[str], env: dict[str, str], admin: bool, container: Json
     ) -> TaskRun:
         run = self.runs[folder] = PaperRun()
         if "startup" in folder:
             run.end(0)
         return run
+
+    async def pull(self, image: str, login: Json) -> str:
+        return ""
 
     async def files(self, node: str, folder: str) -> list[str]:
         return ["stdout.txt", "stderr.txt", *self.contents]
@@ -181,11 +190,14 @@ class ProcessNodes:
             await run.kill()
 
     async def run(
-        self, node: str, folder: str, argv: Sequence[str], env: dict[str, str], admin: bool
+        self, node: str, folder: str, argv: Sequence[str], env: dict[str, str], admin: bool, container: Json
     ) -> TaskRun:
         run = JailedRun(await self._processes.run(folder, shlex.join(argv), {**self.environ, **env}))
         self._runs[node][folder] = run
         return run
+
+    async def pull(self, image: str, login: Json) -> str:
+        return ""
 
     async def files(self, node: str, folder: str) -> list[str]:
         return ["stdout.txt", "stderr.txt"]
@@ -211,13 +223,15 @@ class LabNodes:
 
     def __init__(self, hosts: Hosts) -> None:
         self._hosts = hosts
+        self.image = ""
+        """What the disks of nodes are copies of, if it is one of the hosts' images."""
         self._ports: dict[int, asyncio.Server] = {}
         self._lines: set[asyncio.Task[None]] = set()
 
     async def create(self, node: str) -> str:
         address = self._hosts.new_address(set())
         await self._hosts.create(
-            Guest(node, node.replace("_", "-"), address, "_azbatch", (), b"", has_temp_disk=True)
+            Guest(node, node.replace("_", "-"), address, "_azbatch", (), b"", True, self.image)
         )
         return address
 
@@ -246,7 +260,7 @@ class LabNodes:
         return process.returncode or 0, said
 
     async def run(
-        self, node: str, folder: str, argv: Sequence[str], env: dict[str, str], admin: bool
+        self, node: str, folder: str, argv: Sequence[str], env: dict[str, str], admin: bool, container: Json
     ) -> TaskRun:
         by = "" if admin else "setpriv --reuid=65534 --regid=65534 --clear-groups "
         script = (
@@ -258,6 +272,9 @@ class LabNodes:
             *self._enter(node), "sh", "-c", script, folder, stdin=-3, stdout=-3, stderr=-3, env=environ
         )
         return ProcessRun(process, self, node, folder)
+
+    async def pull(self, image: str, login: Json) -> str:
+        return ""
 
     async def files(self, node: str, folder: str) -> list[str]:
         _, said = await self.execute(node, ["sh", "-c", 'cd "$1" && find . -type f', "files", folder])

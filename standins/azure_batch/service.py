@@ -243,28 +243,30 @@ class Service(Background):
             node.errors = [{"code": "NodePreparationError", "message": self.faults.node_error}]
             self._become(node, "unusable")
             return
-        if trouble := self._unpullable(node.pool):
+        if trouble := await self._unpullable(node.pool):
             node.errors = [{"code": "ContainerPoolPreparationError", "message": trouble}]
             self._become(node, "unusable")
             return
         await self._run_start_task(node)
         self.schedule()
 
-    def _unpullable(self, pool: Pool) -> str:
+    async def _unpullable(self, pool: Pool) -> str:
         """Why the images of a pool with containers cannot be had, in a registry's words."""
         contained = (pool.body.get("virtualMachineConfiguration") or {}).get("containerConfiguration") or {}
         logins = contained.get("containerRegistries") or []
-        told = (self.registry_refusal(name, logins) for name in contained.get("containerImageNames") or [])
-        return next(filter(None, told), "")
+        for name in contained.get("containerImageNames") or []:
+            if trouble := await self._pull(name, logins):
+                return trouble
+        return ""
 
-    def registry_refusal(self, image: str, logins: Sequence[Json]) -> str:
+    async def _pull(self, image: str, logins: Sequence[Json]) -> str:
         """What the registry of an image says to these logins; nothing if it gives the image."""
         host, slash, _ = image.partition("/")
         server = host if slash and ("." in host or ":" in host) else "docker.io"
+        given = next((each for each in logins if each.get("registryServer", "docker.io") == server), None)
         taken = self.registries.get(server)
         if taken is None:
-            return ""
-        given = next((each for each in logins if each.get("registryServer", "docker.io") == server), None)
+            return await self.nodes.pull(image, given or {})
         if given is None:
             told = "repository does not exist or may require 'docker login'"
             return f"Error response from daemon: pull access denied for {image}, {told}"
@@ -467,14 +469,14 @@ class Service(Background):
         self._become(node, "idle")
         self.spawn(self._after(job, task))
 
-    def _without_image(self, pool: Pool, task: Json) -> str:
+    async def _without_image(self, pool: Pool, task: Json) -> str:
         """Why a container that its pool has not pulled beforehand cannot be had."""
         wanted = task.get("containerSettings") or {}
         contained = (pool.body.get("virtualMachineConfiguration") or {}).get("containerConfiguration") or {}
         if not wanted or wanted["imageName"] in (contained.get("containerImageNames") or []):
             return ""
         own = [wanted["registry"]] if wanted.get("registry") else contained.get("containerRegistries") or []
-        return self.registry_refusal(wanted["imageName"], own)
+        return await self._pull(wanted["imageName"], own)
 
     async def _run_task(self, job: Job, task: Task, node: Node) -> int:
         limit = seconds((task.body.get("constraints") or {}).get("maxWallClockTime"))
@@ -484,7 +486,7 @@ class Service(Background):
             "AZ_BATCH_POOL_ID": node.pool.id,
             "AZ_BATCH_NODE_IS_DEDICATED": str(not node.spot).lower(),
         }
-        if trouble := self._without_image(node.pool, task.body):
+        if trouble := await self._without_image(node.pool, task.body):
             task.ended_by, task.refused = "ContainerImageNotPulled", trouble
             return NOT_STARTED
         if self.faults.tasks_are_mute:
@@ -514,7 +516,12 @@ class Service(Background):
         }
         who = ((body.get("userIdentity") or {}).get("autoUser") or {}).get("elevationLevel")
         return await self.nodes.run(
-            node.id, folder, shlex.split(body["commandLine"]), {**env, **here, **given}, who == "admin"
+            node.id,
+            folder,
+            shlex.split(body["commandLine"]),
+            {**env, **here, **given},
+            who == "admin",
+            body.get("containerSettings") or {},
         )
 
     async def end_task(self, job: Job, task: Task, why: str) -> None:

@@ -12,7 +12,8 @@ import pytest
 from evalfleet.events import AttemptStarted, MachineCondemned
 from standins.azure_ml import Processes, StandIn
 from tests.cloud import ml_places
-from tests.cloud.test_ml_run import desk, nothing_left
+from tests.cloud.mail_desk import nothing_left
+from tests.cloud.test_ml_run import desk
 from tests.desk import Desk, Process
 from tests.waiting import until
 

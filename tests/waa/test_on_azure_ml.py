@@ -21,7 +21,7 @@ from standins.waa import standin
 from tests.cloud.ml_places import FAST, SIZE
 from tests.desk import Desk
 from tests.lab.clients import needs_lab
-from tests.waa.test_on_gce import FILES, SETTINGS
+from tests.waa.test_on_gce import SETTINGS, with_docker
 from tests.waiting import until
 
 pytestmark = [needs_lab, pytest.mark.slow, pytest.mark.nightly]
@@ -39,19 +39,9 @@ def kit(tmp_path: Path) -> Path:
 @pytest.fixture
 def ml(kit: Path, tmp_path: Path) -> Iterator[StandIn]:
     """Compute instances have Docker."""
-    root = tmp_path / "image"
-    engine = {"registry": f"{kit}/registry", "all_users": True}
-    files = {**FILES, f"{standin.ENGINE_ROOT}/engine.json".lstrip("/"): json.dumps(engine)}
-    for name, text in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-        (root / name).chmod(0o755)
-    docker = root / "usr/local/bin/docker"
-    docker.write_bytes((kit / "docker").read_bytes())
-    docker.chmod(0o755)
     with StandIn(machines=Hosts(expose=[kit]), ml_timing=FAST) as made:
         made.service.instances.image = IMAGE
-        made.hosts.images[IMAGE] = root
+        made.hosts.images[IMAGE] = with_docker(kit, tmp_path / "image")
         yield made
 
 

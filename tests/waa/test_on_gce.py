@@ -40,6 +40,20 @@ stop_s = 0
 """
 
 
+def with_docker(kit: Path, root: Path) -> Path:
+    """The files of an image whose machines have Docker, and which come from the registry of `kit`."""
+    engine = {"registry": f"{kit}/registry", "all_users": True}
+    files = {**FILES, f"{standin.ENGINE_ROOT}/engine.json".lstrip("/"): json.dumps(engine)}
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+        (root / name).chmod(0o755)
+    docker = root / "usr/local/bin/docker"
+    docker.write_bytes((kit / "docker").read_bytes())
+    docker.chmod(0o755)
+    return root
+
+
 @pytest.fixture
 def kit(tmp_path: Path) -> Path:
     plan = {"default": {"do": "score", "score": 1.0, "steps": 1, "seconds": 0.05}, "boot_s": 0.05}
@@ -50,16 +64,7 @@ def kit(tmp_path: Path) -> Path:
 @pytest.fixture
 def google(kit: Path, tmp_path: Path) -> Iterator[StandIn]:
     """With an image whose machines have Docker."""
-    root = tmp_path / "image"
-    engine = {"registry": f"{kit}/registry", "all_users": True}
-    files = {**FILES, f"{standin.ENGINE_ROOT}/engine.json".lstrip("/"): json.dumps(engine)}
-    for name, text in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-        (root / name).chmod(0o755)
-    docker = root / "usr/local/bin/docker"
-    docker.write_bytes((kit / "docker").read_bytes())
-    docker.chmod(0o755)
+    root = with_docker(kit, tmp_path / "image")
     with StandIn(Hosts(expose=[kit]), timing=FAST) as made:
         debian = "projects/debian-cloud/global/images/debian-12-bookworm-v20261101"
         shown = {**made.cloud.images[debian], "name": "with-docker"}

@@ -1,0 +1,115 @@
+"""Machines of Azure Batch that are real containers, by podman: here the image matters, and its registry."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from standins.azure_batch import StandIn
+from standins.azure_batch.containers import PodmanNodes
+from standins.podman import Podman, lacking, podman_with
+from standins.registry import Registry, registry
+from standins.waa import rootfs
+from tests.cloud.batch_places import FAST
+from tests.cloud.mail_desk import nothing_left
+from tests.cloud.test_batch_mailbox import desk
+from tests.desk import Desk
+
+CANNOT = lacking(rootfs.PROGRAMS)
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.skipif(CANNOT is not None, reason=f"NO TEST OF REAL CONTAINERS ON BATCH: {CANNOT}"),
+]
+SECRET = "a-password-that-nobody-may-see"
+
+
+@pytest.fixture
+def podman() -> Iterator[Podman]:
+    """Its image localhost/tiny has Python."""
+    with podman_with(rootfs.PROGRAMS) as made:
+        yield made
+
+
+@pytest.fixture
+def account(podman: Podman) -> Iterator[StandIn]:
+    with StandIn(nodes=PodmanNodes(podman), timing=FAST) as made:
+        yield made
+
+
+@pytest.fixture
+def private(podman: Podman) -> Iterator[Registry]:
+    """A registry that has the image for those who have the password."""
+    podman.ok("save", "--format", "oci-dir", "-o", str(podman.folder / "saved"), "localhost/tiny")
+    with registry() as made:
+        made.images["evals/tiny"] = podman.folder / "saved"
+        made.user, made.passwords = "evals", {SECRET: ("evals/tiny",)}
+        yield made
+
+
+def ran(at: Desk, *words: str, **variables: str) -> Any:
+    return at("run", "b.toml", "--on", "batch", "--workers", "1", "--name", "r", *words, env=variables)
+
+
+def test_tasks_run_in_a_container_of_the_image(account: StandIn, podman: Podman, tmp_path: Path) -> None:
+    at = desk(account, tmp_path, 2, sleeps=0, container="localhost/tiny", isolation="none")
+    script = tmp_path / "run.sh"
+    script.write_text(f'ls /etc > "$EVALFLEET_OUT/etc"\n{script.read_text()}')
+    done = ran(at)
+    assert done.code == 0, done
+    seen = [file.read_text().split() for file in (tmp_path / "results/r").glob("t*/t*.0/etc")]
+    assert len(seen) == 2
+    assert all("debian_version" not in names for names in seen), "it ran on this computer, in no container"
+    nothing_left(account)
+    assert not podman.ok("ps", "-aq").strip(), "no container is left"
+
+
+def test_an_image_without_python_is_refused_in_one_line(
+    account: StandIn, podman: Podman, tmp_path: Path
+) -> None:
+    (podman.folder / "none").mkdir()
+    rootfs.write_rootfs(podman.folder / "bare.tar", podman.folder / "none", ("sh", "env"))
+    podman.ok("import", "-q", str(podman.folder / "bare.tar"), "localhost/bare")
+    done = ran(desk(account, tmp_path, 1, container="localhost/bare"))
+    assert done.code != 0
+    assert "the image has no python3; name an `image` with Python 3.8 or later" in done.out
+    nothing_left(account)
+
+
+def test_a_private_image_comes_by_its_password_and_tasks_do_not_see_it(
+    account: StandIn, private: Registry, tmp_path: Path
+) -> None:
+    image = private.name("evals/tiny")
+    login = {"registry_user": "evals", "registry_password": "ACR_PASSWORD", "isolation": "none"}
+    at = desk(account, tmp_path, 1, sleeps=0, container=image, **login)
+    script = tmp_path / "run.sh"
+    script.write_text(f'cat /proc/*/environ > "$EVALFLEET_OUT/environ"\n{script.read_text()}')
+    done = ran(at, ACR_PASSWORD=SECRET)
+    assert done.code == 0, done
+    (environ,) = (tmp_path / "results/r").glob("t*/t*.0/environ")
+    assert b"EVALFLEET_OUT" in environ.read_bytes()
+    holders = [
+        file for file in tmp_path.rglob("*") if file.is_file() and SECRET.encode() in file.read_bytes()
+    ]
+    assert not holders
+    assert SECRET not in json.dumps([done.out, done.err])
+    nothing_left(account)
+
+
+@pytest.mark.parametrize("password", ["wrong", ""])
+def test_a_password_that_is_wrong_or_missing_stops_the_run_at_once_with_the_remedy(
+    account: StandIn, private: Registry, tmp_path: Path, password: str
+) -> None:
+    login: dict[str, Any] = {"registry_user": "evals", "registry_password": "ACR_PASSWORD"}
+    at = desk(account, tmp_path, 1, container=private.name("evals/tiny"), **login)
+    done = ran(at, ACR_PASSWORD=password)
+    assert done.code != 0
+    told = done.out + done.err
+    assert "ACR_PASSWORD" in told if not password else "unauthorized" in told
+    assert password or not account.do(lambda: list(account.meters.spans)), "a node was had for nothing"
+    tokens = [line for line in private.asked if "/v2/token" in line]
+    assert len(tokens) <= 2, f"it was tried again and again: {tokens}"
+    nothing_left(account)
