@@ -319,7 +319,8 @@ class PlaceContext:
 
     `secrets` are the values that jobs may ask for by name, and nothing else: they are masked wherever they
     turn up. `environ` is the environment as resolved (.env and --env-file too), for the clouds' variables.
-    `for_pool`: what is made there is a named pool's, which outlives runs.
+    `for_pool`: what is made there is a named pool's, which outlives runs. `open_objects`: how objects below a
+    bucket's URL are reached, for a place whose machines are reached by them.
     """
 
     home: Path
@@ -328,6 +329,7 @@ class PlaceContext:
     environ: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     base: Path = field(default_factory=Path)
     for_pool: bool = False
+    open_objects: Callable[[str, Mapping[str, str]], Objects] | None = None
 
 
 class Place(Protocol):

@@ -59,7 +59,7 @@ os.execv(sys.executable, [sys.executable, "-c", sys.argv[1], str(read)])
 """Goes on with another program, which reads what was in the variable: attempts can look into the environment
 that a process of the same user was started with, and into that of its children."""
 BOOT = """\
-import hashlib, json, os, sys, time
+import atexit, hashlib, json, os, shutil, signal, sys, time
 from pathlib import Path
 from urllib import error, request
 def ask(method, url, headers, data=None):
@@ -79,19 +79,23 @@ def ask(method, url, headers, data=None):
         time.sleep(5)
 with open(int(sys.argv[1]), "rb") as pipe:
     box = json.load(pipe)
+if box.get("tidy"):
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    atexit.register(shutil.rmtree, os.getcwd(), True)
 if "take" in box:
-    url, headers = box["take"], box["headers"]
-    status, content = ask("GET", url, headers)
-    if status not in (200, 404):
+    take, headers, absent = box["take"], box["headers"], box.get("absent", 404)
+    urls = take if isinstance(take, dict) else dict.fromkeys(("GET", "DELETE", "PUT"), take)
+    status, content = ask("GET", urls["GET"], headers)
+    if status not in (200, absent):
         sys.exit("the mailbox refuses us: %d" % status)
-    if status == 404 or not content or ask("DELETE", url, headers)[0] not in (200, 202, 204):
-        ask("PUT", url, headers, b"")
+    if status == absent or not content or ask("DELETE", urls["DELETE"], headers)[0] not in (200, 202, 204):
+        ask("PUT", urls["PUT"], headers, b"")
         sys.stderr.write("the service has run this job anew: what ran before is lost\\n")
         sys.exit(RESTARTED)
     box = json.loads(content)
 way = box["way"]
 query = way.get("query")
-url = way["url"] + "/" + box["program"] + ("?" + query if query else "")
+url = box.get("from") or way["url"] + "/" + box["program"] + ("?" + query if query else "")
 status, program = ask("GET", url, way.get("headers"))
 if status != 200:
     sys.exit("the mailbox refuses us: %d" % status)
@@ -106,7 +110,8 @@ sys.exit(main(box, folder / "machine"))
 """.replace("RESTARTED", str(RESTARTED))
 """The job's own program: it fetches the supervisor out of the mailbox, and becomes the pilot. Where it was
 told no more than an address to `take` its orders from, only the first start finds them; a later one leaves a
-mark."""
+mark. `take` may be an address for each method, `absent` is what the store answers where nothing is, `from` is
+where the supervisor is, and with `tidy` the folder that all this began in goes with the pilot."""
 
 
 class MailPilot(NamedTuple):

@@ -16,7 +16,7 @@ from evalfleet.model import (
     Plan,
     Task,
 )
-from evalfleet.ports import Benchmark, FileBenchmark, GuestBenchmark, Place, PlaceContext
+from evalfleet.ports import Benchmark, FileBenchmark, GuestBenchmark, Objects, Place, PlaceContext
 from evalfleet.toml_tables import convert
 
 from .config import (
@@ -163,7 +163,13 @@ def places_of(plan: Plan, context: PlaceContext, changed: PlaceSettings | None =
         kind = place_kind(envelope.kind)
         given = {**envelope.settings, **(changed or {}).get(name, {})}
         settings = convert(given, kind.Settings, f"place {name!r}")
-        made[name] = kind.make(
-            name, settings, replace(context, base=Path(envelope.base), for_pool=not plan.benchmark)
-        )
+        base, for_pool = Path(envelope.base), not plan.benchmark
+        told = replace(context, base=base, for_pool=for_pool, open_objects=_open_objects)
+        made[name] = kind.make(name, settings, told)
     return made
+
+
+def _open_objects(url: str, environ: Mapping[str, str]) -> Objects:
+    from evalfleet.mirror import open_objects  # few places need it
+
+    return open_objects(url, environ)

@@ -66,6 +66,7 @@ TURN = 64
 """Objects that are read before anything else is done."""
 LATE_S = 5.0
 HTTP_S = 20.0
+CLOCKS_S = 60.0
 VERBS = ("put", "pack")
 PROGRAM = """\
 import json, os, sys
@@ -276,15 +277,18 @@ class HttpPost:
 
     `way`: `url`, below which its objects are; `query`, which all requests have (a shared access signature);
     `headers`, which all have (a bearer's token, an API's version); `create`, those that make a PUT fail if
-    there is an object of this name.
+    there is an object of this name; `sign`, keys with which each request is signed, as S3 wants it.
     """
 
     def __init__(self, way: dict[str, Any]) -> None:
         self.way = way
+        self.ahead_s = 0.0
+        """So far the store's clock is ahead of ours, as far as that matters."""
 
     def read(self, name: str) -> bytes | None:
         status, content = self._ask("GET", name, None, {})
-        if status == 404:
+        # S3 does not tell whether there is an object if we may not list, and a mailbox's token may not
+        if status == 404 or (status == 403 and "sign" in self.way):
             return None
         if status != 200:
             raise OSError(f"the mailbox answers {status}")
@@ -292,8 +296,11 @@ class HttpPost:
 
     def create(self, name: str, content: bytes) -> bool:
         status, _ = self._ask("PUT", name, content, self.way.get("create") or {"If-None-Match": "*"})
+        # for S3, a conflict is to be tried again; for others it means that there is an object
+        if status == 412 or (status == 409 and "sign" not in self.way):
+            return False
         # a token that may create, and not overwrite, is refused by some stores if there is an object
-        if status in (409, 412) or (status == 403 and self.read(name) is not None):
+        if status == 403 and self.read(name) is not None:
             return False
         if status not in (200, 201):
             raise OSError(f"the mailbox answers {status}")
@@ -306,16 +313,60 @@ class HttpPost:
         query = self.way.get("query") or ""
         url = f"{self.way['url']}/{name}" + (f"?{query}" if query else "")
         own: dict[str, str] = self.way.get("headers") or {}
-        headers = {"Content-Type": "application/octet-stream", **own, **more}
-        request = urllib.request.Request(url, data=data, headers=headers, method=method)
+        while True:
+            headers = {"Content-Type": "application/octet-stream", **own, **more}
+            if "sign" in self.way:
+                headers.update(aws_headers(self.way["sign"], method, url, data or b"", self.ahead_s))
+            request = urllib.request.Request(url, data=data, headers=headers, method=method)
+            try:
+                with urllib.request.urlopen(request, timeout=HTTP_S) as answer:
+                    return answer.status, answer.read(OBJECT_CAP + 1)
+            except urllib.error.HTTPError as err:
+                err.close()
+                if err.code != 403 or "sign" not in self.way or not self._set_clock(err.headers.get("Date")):
+                    return err.code, b""
+            except (OSError, ValueError) as err:
+                # no URL: there may be a token in it
+                raise OSError(f"the mailbox does not answer ({type(err).__name__})") from None
+
+    def _set_clock(self, told: str | None) -> bool:
+        """Go by the store's clock, if ours is so far from it that what we sign is refused. Was it?"""
+        from email.utils import parsedate_to_datetime
+
         try:
-            with urllib.request.urlopen(request, timeout=HTTP_S) as answer:
-                return answer.status, answer.read(OBJECT_CAP + 1)
-        except urllib.error.HTTPError as err:
-            err.close()
-            return err.code, b""
-        except (OSError, ValueError) as err:
-            raise OSError(f"the mailbox does not answer ({type(err).__name__})") from None  # no URL: a token
+            ahead_s = parsedate_to_datetime(told or "").timestamp() - time.time()
+        except (ValueError, TypeError, IndexError, OverflowError):
+            return False
+        was, self.ahead_s = self.ahead_s, ahead_s
+        return abs(ahead_s - was) > CLOCKS_S
+
+
+def aws_headers(
+    keys: dict[str, str], method: str, url: str, data: bytes, ahead_s: float = 0.0, service: str = "s3"
+) -> dict[str, str]:
+    """Headers that sign a request (AWS Signature Version 4). `keys`: `id`, `secret`, `token`, `region`."""
+    moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(time.time() + ahead_s))
+    digest = hashlib.sha256(data).hexdigest()
+    host, _, path = url.partition("://")[2].partition("/")
+    headers = {"host": host, "x-amz-content-sha256": digest, "x-amz-date": moment}
+    if keys.get("token"):
+        headers["x-amz-security-token"] = keys["token"]
+    names = ";".join(headers)
+    told = [f"{name}:{value}" for name, value in headers.items()]
+    request = "\n".join([method, "/" + path, "", *told, "", names, digest])
+    scope = f"{moment[:8]}/{keys['region']}/{service}/aws4_request"
+    signature = aws_signature(keys, moment, scope, request)
+    del headers["host"]  # which is sent anyway
+    by = f"Credential={keys['id']}/{scope}, SignedHeaders={names}, Signature={signature}"
+    return {**headers, "Authorization": f"AWS4-HMAC-SHA256 {by}"}
+
+
+def aws_signature(keys: dict[str, str], moment: str, scope: str, request: str) -> str:
+    text = "\n".join(("AWS4-HMAC-SHA256", moment, scope, hashlib.sha256(request.encode()).hexdigest()))
+    key = b"AWS4" + keys["secret"].encode()
+    for part in (*scope.split("/"), text):
+        key = hmac.new(key, part.encode(), "sha256").digest()
+    return key.hex()
 
 
 def open_post(way: dict[str, Any]) -> Post:

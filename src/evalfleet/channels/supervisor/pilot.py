@@ -101,7 +101,7 @@ def main(box: dict[str, Any], folder: Path) -> int:
     """
     life = PilotLife(open_post(box["way"]), box["key"])
     hide_memory()
-    about = {"start": os.urandom(8).hex(), "node": platform.node(), "at": time.time()}
+    about = {"start": start_name(), "node": node_name(), "at": time.time()}
     if not life.begin(about):
         sys.stderr.write("the service has run this job anew: what ran before is lost\n")
         return RESTARTED
@@ -124,6 +124,16 @@ def main(box: dict[str, Any], folder: Path) -> int:
         remove_machine(folder)
         life.end(why, code)
     return code
+
+
+def start_name() -> str:
+    """As Slurm would call this start of its job; elsewhere a name that nothing else has."""
+    job = os.environ.get("SLURM_JOB_ID")
+    return f"{job}.{os.environ.get('SLURM_RESTART_COUNT', '0')}" if job else os.urandom(8).hex()
+
+
+def node_name() -> str:
+    return os.environ.get("SLURMD_NODENAME") or platform.node()
 
 
 class PilotLife:

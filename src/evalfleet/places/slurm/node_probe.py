@@ -42,6 +42,8 @@ class NodeFacts(Struct, frozen=True):
     node: str
     at: float
     sees: bool
+    why: str = ""
+    """Why it does not see it."""
 
 
 def with_hint(said: str) -> str:
@@ -49,8 +51,10 @@ def with_hint(said: str) -> str:
     return f"{said}; {BY_MAILBOX}" if NO_STEPS.search(said) else said
 
 
-def probed(settings: SlurmSettings, spoken: Spoken, now: float, shared: str) -> Sequence[Check]:
-    """What the job says. `now` is the login node's time when it was asked for."""
+def probed(
+    settings: SlurmSettings, spoken: Spoken, now: float, shared: str, remedy: str = SHARE
+) -> Sequence[Check]:
+    """What the job says. `now`: the login node's time when it was asked; `shared`: what nodes must see."""
     said = plain(" ".join(spoken.errors.decode("utf-8", "replace").split()), 300)
     line = spoken.out.strip().rpartition(b"\n")[2]
     if spoken.code or not line:
@@ -62,19 +66,20 @@ def probed(settings: SlurmSettings, spoken: Spoken, now: float, shared: str) -> 
     node, python = plain(facts.node, 80), plain(facts.python, 80)
     checks = [Check("steps", "good", f"srun reaches {node}")]
     if facts.old:
-        remedy = "evalfleet needs 3.8 or later there: set `python` of the place"
-        checks.append(Check("python", "bad", f"{settings.python} of {node} is {python}", remedy))
+        newer = "evalfleet needs 3.8 or later there: set `python` of the place"
+        checks.append(Check("python", "bad", f"{settings.python} of {node} is {python}", newer))
     else:
         checks.append(Check("python", "good", f"{settings.python} of {node} is {python}"))
     if facts.sees:
         checks.append(Check("shared", "good", f"{node} sees {shared}"))
     else:
-        checks.append(Check("shared", "bad", f"{node} does not see {shared}: it is not shared", SHARE))
+        why = plain(facts.why, 200) or "it is not shared"
+        checks.append(Check("shared", "bad", f"{node} does not see {shared}: {why}", remedy))
     apart_s = facts.at - now
     if not -CLOCKS_S <= apart_s <= 2 * TRY_S + CLOCKS_S:  # the job may have waited for a node
         found = f"the clock of {node} is {abs(apart_s):.0f} s {'ahead' if apart_s > 0 else 'behind'}"
-        remedy = "times are counted by Slurm's own clock; ask the cluster's administrators to set it"
-        checks.append(Check("clocks", "warn", found, remedy))
+        set_it = "times are counted by Slurm's own clock; ask the cluster's administrators to set it"
+        checks.append(Check("clocks", "warn", found, set_it))
     return checks
 
 
@@ -86,7 +91,7 @@ def _not_probed(settings: SlurmSettings, said: str) -> Check:
         remedy = "set `python` of the place to a Python 3.8 or later that nodes have"
         return Check("python", "bad", f"nodes have no {settings.python}: {said}", remedy)
     if NO_STEPS.search(said):
-        if settings.reach == "mailbox":
+        if settings.reach == "mailbox" or settings.mailbox:
             return Check("steps", "good", "forbidden, and not needed: machines are reached by a mailbox")
         return Check("steps", "bad", said, BY_MAILBOX)
     return Check("nodes", "bad", str(refusal("srun", said)), "see what `srun hostname` says there")

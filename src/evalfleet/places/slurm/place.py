@@ -3,7 +3,7 @@ after another.
 
 Its folder is on a file system that the nodes share with the login node, which is this computer or is reached
 by SSH. What is said to the supervisor goes through a step of the job (`srun --overlap`), or, where steps are
-forbidden, through a mailbox in that folder.
+forbidden, through a mailbox in that folder. Where nodes share no folder with anybody, it is in a bucket.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ from evalfleet.ports import Belonging, Channel, Check, Fence, HostKey, PlaceCont
 from evalfleet.single_flight import SingleFlight
 from evalfleet.version import requirement
 
+from .bucket import PROBE as BUCKET_PROBE
+from .bucket import REACH_IT, BucketMail, bucket_mail
 from .commands import Slurm, SlurmJob, limit
 from .folders import MAIL
 from .login import Login, MachineWay, ThisComputer
@@ -116,6 +118,7 @@ class SlurmPlace(Preflight):
         self, name: str, settings: SlurmSettings, context: PlaceContext, node: LoginNode | None = None
     ) -> None:
         self._name = name
+        self._bucket: BucketMail | None = bucket_mail(name, settings, context, self.owner)
         self._settings = settings
         self._context = context
         self._node = node
@@ -196,14 +199,18 @@ class SlurmPlace(Preflight):
                 settle_s=settings.poll_s,
                 queues=True,
                 queue_s=settings.expected_queue_s,
-                max_queue_s=settings.queue_s,
+                max_queue_s=settings.queue_s if self._bucket is None else self._bucket.max_queue_s,
                 extendable=False,
                 max_life_s=settings.time_limit_s,
                 boot_s=settings.boot_s,
-                silent_s=20.0 if settings.reach == "step" else MAIL_SILENT_S,
-                lost_s=60.0 if settings.reach == "step" else MAIL_LOST_S,
+                silent_s=MAIL_SILENT_S if self._by_mail else 20.0,
+                lost_s=MAIL_LOST_S if self._by_mail else 60.0,
             ),
         )
+
+    @property
+    def _by_mail(self) -> bool:
+        return self._settings.reach == "mailbox" or self._bucket is not None
 
     async def _check_settings(self) -> str:
         """What Slurm says of such a job. Raises PlaceError if it would never start one."""
@@ -241,13 +248,16 @@ class SlurmPlace(Preflight):
         return self._site
 
     def _rest_s(self) -> float:
-        pause_s = min(REMOTE_LOOK_S, self._settings.poll_s) if self._node is not None else 0.0
+        far = self._node is not None or self._bucket is not None
+        pause_s = min(REMOTE_LOOK_S, self._settings.poll_s) if far else 0.0
         return max(0.0, self._survey.looked_at + pause_s - time.monotonic())
 
     async def _look(self) -> Survey:
         site = await self._here()
         answer = as_told(await self._do("survey", root=site.root), MachinesTold)
         folders = {name: folder_of(told) for name, told in answer.machines.items()}
+        if self._bucket is not None:
+            folders = await self._bucket.seen(folders, self._queue)
         self._survey = Survey(folders, answer.now, time.monotonic())
         return self._survey
 
@@ -338,14 +348,14 @@ class SlurmPlace(Preflight):
                 root=site.root,
                 name=name,
                 most=self._settings.max_jobs,
-                mail=self._settings.reach == "mailbox",
+                mail=self._settings.reach == "mailbox" and self._bucket is None,
                 key=secrets.token_hex(32),
                 about={
                     "owner": self.owner,
                     "life_s": expires_s,
                     "at": time.time(),
                     "of_pool": self._context.for_pool,
-                    "mail": self._settings.reach == "mailbox",
+                    "mail": self._by_mail,
                 },
             )
             if told.get("full"):
@@ -361,7 +371,7 @@ class SlurmPlace(Preflight):
             queue = await self._ask_queue.fresh()
             job = queue.by_name.get(self._prefix + name)
             # an earlier controller may have submitted it, and been gone before it wrote that down
-            id = job.id if job is not None else await self._submit(site, name, expires_s)
+            id = job.id if job is not None else await self._submit(site, machine, expires_s)
             await self._do("record", "machine", root=site.root, name=name, job=id)
             # the end of this home's last machine, at the same time, may have taken the file away
             await self._bring_supervisor(site)
@@ -374,17 +384,20 @@ class SlurmPlace(Preflight):
             user = str(os.getuid())
         return f"{user}@{socket.gethostname()}"
 
-    async def _submit(self, site: Site, name: str, expires_s: float) -> str:
+    async def _submit(self, site: Site, machine: MachineId, expires_s: float) -> str:
+        name = job_name(machine)
         folder = f"{site.root}/{name}"
+        by_folder = (f"--output={folder.replace('%', '%%')}/pilot.log", f"--chdir={folder}")
         options = (
             f"--job-name={self._prefix}{name}",
             "--no-requeue",
-            f"--output={folder.replace('%', '%%')}/pilot.log",
             "--open-mode=append",
-            f"--chdir={folder}",
             "--export=ALL",
+            *(by_folder if self._bucket is None else ("--output=/dev/null", "--chdir=/")),
             *self._wishes(expires_s + KILL_WAIT_S),
         )
+        if self._bucket is not None:
+            return await self._slurm.submit(options, await self._bucket.script(machine, expires_s))
         argv = (self._settings.python, "-I", site.pilot, folder, site.supervisor, f"{expires_s:.3f}")
         return await self._slurm.submit(options, f"#!/bin/sh\nexec {shlex.join(argv)}\n")
 
@@ -417,6 +430,8 @@ class SlurmPlace(Preflight):
             about = {"root": f"{site.shared}/{home}", "name": name}
             await self._do("doom", "machine", **about)
             await self._end(machine, f"evalfleet-{home}-{name}")
+            if self._bucket is not None:
+                await self._bucket.remove(home, machine)
             await self._do("remove", "machine", **about, supervisor=site.supervisor)
 
     async def _end(self, machine: MachineId, name: str) -> None:
@@ -442,6 +457,8 @@ class SlurmPlace(Preflight):
             for home, machines in told.homes.items()
             for name, folder in machines.items()
         }
+        for box in () if self._bucket is None else await self._bucket.boxes.all():
+            folders.setdefault((box.home, job_name(box.machine)), MachineFolder(owner=box.owner))
         for job in queue.by_name.values():
             mark, _, rest = job.name.partition("-")
             home, _, name = rest.partition("-")
@@ -489,6 +506,8 @@ class SlurmPlace(Preflight):
             return OpenLink(line, told.key)
 
         on_load = functools.partial(self._samples.keep, machine.id)
+        if self._bucket is not None:
+            return self._bucket.boxes.channel(machine.id, fence, self._context.secrets, on_load)
         way = MachineWay(machine.id, folder, site.supervisor, dial, fence, on_load)
         return self._login.channel(way, self._context.secrets)
 
@@ -509,24 +528,27 @@ class SlurmPlace(Preflight):
             checks.append(Check("folder", "good", found))
         except PlaceError as err:
             checks.append(Check("folder", "bad", str(err), SHARE))
-        return checks
+        return [*checks, *(() if self._bucket is None else await self._bucket.examine())]
 
     async def try_out(self, needs: Needs) -> Sequence[Check]:
-        """What only a job can tell: Python on a node, the shared folder as seen from there, the right to
-        start steps, clocks. The job takes seconds, and nothing of it is left."""
+        """What only a job can tell: Python on a node, the shared folder (or the mailbox) as seen from there,
+        the right to start steps, clocks. The job takes seconds, and nothing of it is left."""
         settings, name = self._settings, f"{self._prefix}doctor-{secrets.token_hex(4)}"
         try:
             shared = (await self._here()).shared
             told = as_told(await self._do("plant", path=shared), PathTold)
-            planted, now = told.path, told.now
+            planted, now, remedy, program, seen = told.path, told.now, SHARE, PROBE, told.path
+            if self._bucket is not None:
+                program, seen = BUCKET_PROBE, await self._bucket.boxes.plant(name, 4 * TRY_S)
+                shared, remedy = self._bucket.url, REACH_IT
         except PlaceError:
             return ()  # `examine` tells
         argv = (
             *("srun", f"--job-name={name}", "--quiet", f"--immediate={TRY_S:.0f}"),
-            *(*self._wishes(60.0), "--", settings.python, "-I", "-c", PROBE, planted),
+            *(*self._wishes(60.0), "--", settings.python, "-I", "-c", program, seen),
         )
         try:
-            return probed(settings, await self._login.run(argv, "", 2 * TRY_S), now, shared)
+            return probed(settings, await self._login.run(argv, "", 2 * TRY_S), now, shared, remedy)
         except TimeoutError:
             return (Check("nodes", "warn", f"no node was free within {2 * TRY_S:.0f} s", TRY_AGAIN),)
         except PlaceError as err:
@@ -536,6 +558,9 @@ class SlurmPlace(Preflight):
                 await self._slurm.cancel([job.id for job in await self._slurm.jobs() if job.name == name])
             with suppress(PlaceError):
                 await self._do("uproot", path=planted)
+            with suppress(PlaceError):
+                if self._bucket is not None:
+                    await self._bucket.boxes.uproot(name)
 
     async def unknown_keys(self) -> Sequence[HostKey] | None:
         """The login node's; Slurm knows its nodes."""

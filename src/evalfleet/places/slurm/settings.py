@@ -52,6 +52,13 @@ class SlurmSettings(Struct, frozen=True, forbid_unknown_fields=True):
         Literal["step", "mailbox"],
         Meta(description="how supervisors are reached: by steps (srun --overlap), or by files in `folder`"),
     ] = "step"
+    mailbox: Annotated[
+        str,
+        Meta(description="s3://BUCKET/PREFIX: mail goes there, and nodes need share no folder with anybody"),
+    ] = ""
+    mailbox_role: Annotated[
+        str, Meta(description="the role that tokens for one mailbox alone are of (default: the user itself)")
+    ] = ""
     isolation: Annotated[
         Literal["user", "container", "none"] | None, Meta(description="how attempts are kept apart")
     ] = None

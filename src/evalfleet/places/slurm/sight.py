@@ -203,7 +203,7 @@ class Sight(Struct, frozen=True):
         state = job.state.lower() if job is not None else "forgotten"
         words = folder.pilot
         if state == "failed" and not words:
-            words = "without a word: do nodes see `folder`? `evalfleet doctor` looks"
+            words = "without a word: do nodes see `folder`, or reach `mailbox`? `evalfleet doctor` looks"
         detail = f"its job ended before it began ({state}) {words}".strip()
         return Machine(id, "gone", ran_s=job.ran_s if job is not None else 0.0, detail=detail)
 
