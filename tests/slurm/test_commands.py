@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -100,6 +102,36 @@ def test_slurms_variables_of_the_job_we_are_in_are_not_passed_on(monkeypatch: py
     assert environ["SLURM_CONF"] == "/etc/slurm.conf"
     assert environ["SBATCH_QOS"] == "q"
     assert "SLURM_NTASKS" not in environ
+
+
+def test_a_job_that_was_submitted_after_squeue_was_asked_is_not_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its folder is looked at after that, and tells of it: by its record, by its mark, or by both."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    mark = json.dumps({"start": "7.0", "node": "n1", "at": time.time()})
+    for number, files in enumerate((("job",), ("start",), ("job", "start"))):
+        home, machine = f"0a1b2{number}", "r-abc123-1"
+        folder = tmp_path / "shared" / home / machine
+        folder.mkdir(parents=True)
+        contents = {"job": "7", "start": mark}
+        submits = "; ".join(f"echo '{contents[name]}' >{folder}/{name}" for name in files)
+        told = f"7|RUNNING|0:01|n1|main|None|evalfleet-{home}-{machine}"
+        command(
+            tmp_path, "squeue", f"[ ! -e {folder}/asked ] || echo '{told}'; touch {folder}/asked; {submits}"
+        )
+        settings = SlurmSettings(folder=str(tmp_path / "shared"), poll_s=0.05)
+        place = SlurmPlace.make("hpc", settings, PlaceContext(tmp_path, home))
+
+        async def phases(place: SlurmPlace = place) -> list[str]:
+            seen: list[str] = [machine.phase for _ in range(3) for machine in await place.list("r")]
+            await place.close()
+            return seen
+
+        seen = asyncio.run(phases())
+        assert seen[0] == "queued", (files, seen)
+        assert "gone" not in seen, (files, seen)
+        assert seen[-1] == ("pending" if "start" in files else "queued"), (files, seen)
 
 
 @pytest.mark.parametrize(("folder", "words"), [("", "has no 'folder'"), ("s3://bucket/mail", "buckets")])

@@ -309,8 +309,7 @@ class SlurmPlace(Preflight):
         """All that has a folder, or a job that lives. Where it is up, the folder tells without a poll."""
         prefix = job_name(f"{pool}-")
         site, survey = await self._here(), await self._look_around.fresh()
-        # one that was submitted since the last poll is not missing from it
-        recorded = {it.job for name, it in survey.folders.items() if it.job and name.startswith(prefix)}
+        recorded = {job for name, it in survey.folders.items() if name.startswith(prefix) for job in it.jobs}
         self._recorded[pool] = recorded
         unknown = recorded - self._queue.by_id.keys() - self._asked_for
         if unknown or self._pause_s() == 0.0:
@@ -329,10 +328,15 @@ class SlurmPlace(Preflight):
                 MachineId(unquote(name)),
                 f"{site.root}/{name}",
                 self._prefix + name,
-                survey.folders.get(name) or MachineFolder(),
+                self._as_asked(survey.folders.get(name) or MachineFolder()),
             )
             for name in sorted(names)
         )
+
+    def _as_asked(self, folder: MachineFolder) -> MachineFolder:
+        """A job that was submitted after Slurm was asked, and may have begun, is not missing there."""
+        unknown = folder.jobs - self._queue.by_id.keys() - self._asked_for
+        return structs.replace(folder, job="", start=None) if unknown else folder
 
     def _sight(self, survey: Survey) -> Sight:
         ago_s = time.monotonic() - self._queue.asked_at
@@ -450,8 +454,8 @@ class SlurmPlace(Preflight):
     async def belongings(self) -> Sequence[Belonging]:
         """Jobs and folders of all homes that use this folder, and jobs of this user whose folder is gone."""
         site = await self._here()
-        queue = await self._ask_queue.fresh()
         told = as_told(await self._do("survey_all", shared=site.shared), HomesTold)
+        queue = await self._ask_queue.fresh()  # after that: a job submitted in between must not look over
         folders = {
             (home, name): folder_of(folder)
             for home, machines in told.homes.items()

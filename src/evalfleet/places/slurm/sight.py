@@ -67,6 +67,11 @@ class MachineFolder(Struct, frozen=True):
     """It is reached by a mailbox."""
     key: str = ""
 
+    @property
+    def jobs(self) -> set[str]:
+        """Slurm's ids of its jobs: the one that is written down, and the one that has left a mark."""
+        return {job for job in (self.job, self.start.job if self.start is not None else "") if job}
+
 
 class MachinesTold(Struct, frozen=True):
     """The answer to `survey`: the folders of a home's machines, by name."""
