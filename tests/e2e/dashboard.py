@@ -141,15 +141,24 @@ class Tables:
                 getattr(self, name)[_key(name, entry)] = entry
 
 
+def rows_of(table: Document) -> list[list[Any]]:
+    """The rows of a table that was sent column by column."""
+    columns = [
+        [cells["same"]] * table["count"] if isinstance(cells, dict) else cells for cells in table["cells"]
+    ]
+    return [list(row) for row in zip(*columns, strict=True)]
+
+
 def _rows(snapshot: Document, name: str) -> dict[str, Document]:
     table = snapshot[name]
     found: dict[str, Document] = {}
-    for row in table["rows"]:
+    ids = {other: [row[0] for row in rows_of(snapshot[other])] for other in ("tasks", "machines")}
+    for row in rows_of(table):
         entry = dict(zip(table["columns"], row, strict=True))
-        for column, names in table.get("dictionaries", {}).items():
+        for column, names in table["dictionaries"].items():
             if isinstance(entry[column], int):
-                index = entry[column]
-                entry[column] = snapshot[names]["rows"][index][0] if isinstance(names, str) else names[index]
+                words = ids[names] if isinstance(names, str) else names
+                entry[column] = words[entry[column]]
         found[_key(name, entry)] = entry
     return found
 

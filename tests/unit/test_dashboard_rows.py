@@ -45,8 +45,9 @@ from evalfleet.model import (
     TaskId,
 )
 from evalfleet.state import fold
-from evalfleet.views.dashboard.board import MACHINE_COLUMNS, Board
+from evalfleet.views.dashboard.board import ATTEMPT_COLUMNS, MACHINE_COLUMNS, TASK_COLUMNS, Board
 from evalfleet.views.dashboard.head import head
+from tests.e2e.dashboard import rows_of
 
 CLUSTER = Offer("cluster", "node")
 SPOT = Offer("azure_vm", "D8", "westus2", 0.18, spot=True, priced="2026-11-01")
@@ -91,15 +92,16 @@ def test_an_attempt_has_a_row_only_if_its_tasks_row_does_not_tell_all_of_it(tmp_
     )
     tables: dict[str, Any] = json.loads(msgspec.json.encode(shown.tables(100 * SECOND)))
     tasks, attempts = tables["tasks"], tables["attempts"]
-    numbered = {NAMES[row[1]]: row for row in attempts["rows"]}
-    assert [NAMES[row[1]] for row in attempts["rows"]] == ["twice", "twice", "answered", "retried", "running"]
+    told = rows_of(attempts)
+    numbered = {NAMES[row[1]]: row for row in told}
+    assert [NAMES[row[1]] for row in told] == ["twice", "twice", "answered", "retried", "running"]
     assert numbered["answered"][0] is None, "an id that follows from its task and number is not sent"
-    rows = {row[0]: dict(zip(tasks["columns"], row, strict=True)) for row in tasks["rows"]}
+    rows = {row[0]: dict(zip(tasks["columns"], row, strict=True)) for row in rows_of(tasks)}
     once = rows.pop("once")
     assert (once["attempt"], once["ended"] - once["started"]) == (0, 1000)
     assert all(row["started"] is None for row in rows.values())
-    assert all(len(row) == len(tasks["columns"]) for row in tasks["rows"])
-    assert all(len(row) == len(attempts["columns"]) for row in attempts["rows"])
+    assert [len(table["cells"]) for table in (tasks, attempts)] == [len(TASK_COLUMNS), len(ATTEMPT_COLUMNS)]
+    assert tasks["cells"][TASK_COLUMNS.index("tokens")] == {"same": None}, "one value is sent once"
 
 
 def test_the_head_tells_what_ran_where_why_a_place_was_left_and_what_was_bought(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from pathlib import Path
-from typing import Literal, Self, cast
+from typing import Literal, Self, TypeVar, cast
 
 import msgspec
 from msgspec import Struct
@@ -28,6 +28,7 @@ from .holder import LEASE_S, RENEW_S, Holder, StreamLock, is_gone
 from .stream import INSERT, EventRow, SqliteJournal, Tail, Writer, following, insert
 
 StreamKind = Literal["run", "pool"]
+T = TypeVar("T")
 
 
 def wall_clock() -> Micros:
@@ -119,21 +120,27 @@ class Store(Struct, frozen=True):
         later. Raises as `read` does.
         """
         seq = 0
-        with self.connected() as conn:
-            for page in checksums.unverified_pages(conn, self.path, stream):
-                events = decode_array(page.bodies) if page.schema == SCHEMA else None
-                if events is None or len(events) != len(page.ats):
-                    break
-                seq += len(events)
-                yield page.ats, events
-            else:
-                if not seq:
-                    conn.text_factory = str
-                    self._info(conn, stream)
-                return
+        for page in _ahead(self._unverified_pages(stream)):
+            events = decode_array(page.bodies) if page.schema == SCHEMA else None
+            if events is None or len(events) != len(page.ats):
+                break
+            seq += len(events)
+            yield page.ats, events
+        else:
+            return
         # of an earlier schema, or damaged: one by one, so that the damaged one is named
         for records in self.read_pages(stream, seq):
             yield [record.at for record in records], [record.event for record in records]
+
+    def _unverified_pages(self, stream: str) -> Generator[checksums.UnverifiedPage]:
+        empty = True
+        with self.connected() as conn:
+            for page in checksums.unverified_pages(conn, self.path, stream):
+                empty = False
+                yield page
+            if empty:
+                conn.text_factory = str
+                self._info(conn, stream)
 
     def read_kinds(self, stream: str, kinds: Collection[str]) -> list[Record]:
         """The stream's events of some kinds, in order. They are not compared with their checksums."""
@@ -387,6 +394,21 @@ _SUMMARIES = (
     "LEFT JOIN summary ON summary.stream = name AND summary.seq = stream.seq AND summary.v = ? "
     "ORDER BY created_at, name"
 )
+
+
+def _ahead(items: Generator[T]) -> Iterator[T]:
+    """The items, the next of which another thread fetches while the last is worked on: SQLite reads on one
+    core, and Python works on another."""
+    from concurrent.futures import ThreadPoolExecutor  # most commands read no run that is worth it
+
+    with ThreadPoolExecutor(1) as reader:
+        coming = reader.submit(next, items, None)
+        try:
+            while (item := coming.result()) is not None:
+                coming = reader.submit(next, items, None)
+                yield item
+        finally:
+            reader.submit(items.close).result()
 
 
 def _connection(path: Path, read_only: bool, busy_s: float) -> sqlite3.Connection:

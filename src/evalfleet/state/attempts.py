@@ -23,7 +23,8 @@ def attempt_started(state: RunState, at: Micros, event: ev.AttemptStarted) -> No
     id, task = event.attempt, known.task
     attempt = AttemptState(id, task.id, machine.id, at, allowance=event.allowance)
     state.attempts[id] = attempt
-    _reserve(state, attempt, 1)
+    if event.allowance is not NO_LIMIT:
+        _reserve(state, attempt, 1)
     known.attempts.append(id)
     set_status(state, known, "running")
     dequeue(state, known)
@@ -109,37 +110,41 @@ def _never_told(state: RunState, attempt: AttemptState) -> None:
 
 
 def attempt_ended(state: RunState, at: Micros, event: ev.AttemptEnded) -> None:
-    attempt = state.attempts[event.attempt]
-    attempt.ended_at, attempt.outcome = at, event.outcome
+    id, outcome = event.attempt, event.outcome
+    attempt = state.attempts[id]
+    attempt.ended_at, attempt.outcome = at, outcome
     attempt.seconds, attempt.node = event.seconds, event.node
     attempt.wanting, attempt.untold = None, False
-    state.wanting.pop(event.attempt, None)
+    if state.wanting:
+        state.wanting.pop(id, None)
     if event.metered is not None:
         _used(state, attempt, event.metered)
     machine, known = state.machines[attempt.machine], state.tasks[attempt.task]
-    machine.open.pop(event.attempt, None)
+    machine.open.pop(id, None)
     if machine.phase == "ready" and machine.silent_since is None:
         heard(state, at, machine)
-    machine.uncollected[event.attempt] = None
+    machine.uncollected[id] = None
     state.uncollected += 1
-    state.orphans.pop(event.attempt, None)
-    if isinstance(event.outcome, Broken):
-        _broke(state, at, attempt, machine, known, event.outcome)
+    if state.orphans:
+        state.orphans.pop(id, None)
+    if isinstance(outcome, Broken):
+        _broke(state, at, attempt, machine, known, outcome)
     else:
         _worked(state, attempt, machine)
-        if isinstance(event.outcome, Scored):
-            _scored(state, attempt, known, event.outcome)
+        if isinstance(outcome, Scored):
+            _scored(state, attempt, known, outcome)
         else:
-            known.decided_by = attempt.id
+            known.decided_by = id
             set_status(state, known, "answered")
     refresh_idle(state, machine)
-    state.touched_attempts[event.attempt] = None
+    state.touched_attempts[id] = None
     state.touched_machines[attempt.machine] = None
 
 
 def _worked(state: RunState, attempt: AttemptState, machine: MachineState) -> None:
     machine.streak = 0
-    state.suspects.pop(machine.id, None)
+    if state.suspects:
+        state.suspects.pop(machine.id, None)
     attempt_worked(state, machine)
     state.proofs += 1
     state.proof_seconds += attempt.seconds

@@ -24,12 +24,12 @@ def replaceable(state: RunState, circuit: Circuit) -> int:
 
 
 def refresh_idle(state: RunState, machine: MachineState) -> None:
-    free = len(machine.open) < state.plan.slots
+    id = machine.id
     heard_and_ready = machine.phase == "ready" and machine.silent_since is None
-    if heard_and_ready and free and machine.id not in state.draining:
-        state.idle[machine.id] = None
+    if heard_and_ready and len(machine.open) < state.plan.slots and id not in state.draining:
+        state.idle[id] = None
     else:
-        state.idle.pop(machine.id, None)
+        state.idle.pop(id, None)
 
 
 def circuit_changed(state: RunState, at: Micros, event: ev.CircuitChanged) -> None:
@@ -142,15 +142,18 @@ def attempt_broke(state: RunState, at: Micros, machine: MachineState, outcome: B
 
 
 def attempt_worked(state: RunState, machine: MachineState) -> None:
-    circuit = state.circuits[machine.offer.place]
+    place = machine.offer.place
+    circuit = state.circuits[place]
     circuit.proofs += 1
     circuit.outcomes += 1
-    if circuit.recent and len(circuit.recent) >= RECENT:
-        del circuit.recent[0]
-    circuit.recent.append(False)
-    circuit.probe_worked += circuit.probe == machine.id
-    if machine.offer.place in state.shaky:
-        _look(state, machine.offer.place, circuit)
+    recent = circuit.recent
+    if len(recent) >= RECENT:
+        del recent[0]
+    recent.append(False)
+    if circuit.probe == machine.id:
+        circuit.probe_worked += 1
+    if place in state.shaky:
+        _look(state, place, circuit)
 
 
 def _failed(state: RunState, at: Micros, machine: MachineState, circuit: Circuit, why: str) -> None:

@@ -28,9 +28,9 @@ def set_status(state: RunState, known: TaskState, status: TaskStatus) -> None:
     counts = state.counts
     counts[before] -= 1
     counts[status] += 1
-    change = (status in UNSETTLED) - (before in UNSETTLED)
-    if change:
-        state.unsettled[state.kind(known.task)] += change
+    is_open, was_open = status in UNSETTLED, before in UNSETTLED
+    if is_open is not was_open:
+        state.unsettled[state.kind(known.task)] += is_open - was_open
 
 
 def enqueue(state: RunState, known: TaskState, not_before: Micros) -> None:
@@ -54,8 +54,8 @@ def dequeue(state: RunState, known: TaskState) -> None:
         entry = (known.not_before, known.index, known.task.id)
         del state.retries[bisect_left(state.retries, entry)]
         known.retrying = False
-    else:
-        trim_fresh(state, state.fresh[known.lane])
+    elif heap := state.fresh[known.lane]:
+        trim_fresh(state, heap)
 
 
 def trim_fresh(state: RunState, heap: list[QueueEntry]) -> None:
@@ -109,18 +109,21 @@ def lanes(state: RunState) -> int:
 
 
 def tasks_planned(state: RunState, at: Micros, event: ev.TasksPlanned) -> None:
-    rank = SCHEDULES[state.plan.schedule].rank
+    rank, tasks, queues = SCHEDULES[state.plan.schedule].rank, state.tasks, state.queues
     state.counts["waiting"] += len(event.tasks)
-    for task in event.tasks:
-        index = len(state.tasks)
+    longest_s = state.longest_s
+    for index, task in enumerate(event.tasks, len(tasks)):
         known = TaskState(task, index, _lane(state, task, index), rank(task))
-        state.tasks[task.id] = known
-        state.longest_s = max(state.longest_s, task.limit_s)
+        tasks[task.id] = known
+        if (limit_s := task.limit_s) > longest_s:
+            longest_s = limit_s
         if task.weight_s is not None:
             state.weighed += 1
             state.weights_s += task.weight_s
         state.unsettled[state.kind(task)] += 1
-        _enqueue_fresh(state, known)
+        if queues:
+            _enqueue_fresh(state, known)
+    state.longest_s = longest_s
 
 
 def _lane(state: RunState, task: Task, index: int) -> int:

@@ -146,6 +146,21 @@ def tally(tasks: Iterable[TaskState], strict: bool = False) -> Tally:
     return whole
 
 
+def together(parts: Iterable[Tally], strict: bool = False) -> Tally:
+    """What the tasks of all these came to."""
+    whole = Tally(strict)
+    for part in parts:
+        whole.total += part.total
+        whole.scored += part.scored
+        whole.broken += part.broken
+        whole.succeeded += part.succeeded
+        whole.score_sum += part.score_sum
+        for origin, (good, of) in part.clusters.items():
+            before = whole.clusters.get(origin, (0, 0))
+            whole.clusters[origin] = (before[0] + good, before[1] + of)
+    return whole
+
+
 def by_domain(tasks: Iterable[TaskState], strict: bool = False) -> dict[str, Tally]:
     """Domains in alphabetical order."""
     found: dict[str, Tally] = {}

@@ -7,6 +7,7 @@ import ipaddress
 import os
 import secrets
 import socket
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from .server import application
 TOKEN_LENGTH = 32
 GRACE_S = 1
 """How long the end waits for what browsers are being told."""
+SWITCH_S = 0.0005
+"""After so long a thread that folds a run lets others have their turn: those that send a page's files."""
 
 
 def check_host(host: str, yes: bool) -> None:
@@ -93,6 +96,7 @@ def serve(
     workspace: Workspace, listener: socket.socket, token: str, host: str, *, read_only: bool = False
 ) -> None:
     """Until somebody interrupts it."""
+    sys.setswitchinterval(SWITCH_S)
     config = uvicorn.Config(
         application(workspace, token, host, read_only=read_only),
         log_level="warning",

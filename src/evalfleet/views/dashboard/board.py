@@ -18,7 +18,7 @@ import msgspec
 
 from evalfleet import events as ev
 from evalfleet.journal import Store
-from evalfleet.model import SECOND, Answered, AttemptId, Broken, MachineId, Micros, Scored, TaskId
+from evalfleet.model import SECOND, Answered, AttemptId, Broken, MachineId, Micros, Scored, Task, TaskId
 from evalfleet.names import attempt_number, folder_of
 from evalfleet.state import AttemptState, MachineState, RunState, TaskState, apply_all
 from evalfleet.views.progress import Progress, read_progress
@@ -50,6 +50,7 @@ USD_EVERY = 10 * SECOND
 MANY_EVENTS = 30_000
 """A run that has more may be shown first, and compared with its checksums afterwards."""
 TASK_DICTIONARIES = ("domain", "outcome", "machine", "cause", "model")
+_NOTHING: Mapping[str, Any] = {}
 ATTEMPT_DICTIONARIES = ("task", "machine", "outcome", "cause")
 
 
@@ -103,6 +104,7 @@ class Board:
         self._progress: dict[AttemptId, Progress] = {}
         self._progress_at: Micros = 0
         self._machine_rows: dict[MachineId, Row] = {}
+        self._domains: dict[str, str] = {}
 
     @classmethod
     def of(cls, home: Path, store: Store, state: RunState) -> Self:
@@ -138,6 +140,9 @@ class Board:
 
     def _take(self, ats: Sequence[Micros], events: Sequence[ev.Event]) -> None:
         state = self.state
+        for event in events:
+            if type(event) is ev.TasksPlanned:
+                self._share(event.tasks)
         apply_all(state, ats, events)
         self.seq = state.events
         for at, event in zip(ats, events, strict=True):
@@ -145,6 +150,15 @@ class Board:
                 self._phases.note(at, event)
         state.touched_machines.clear()
         state.touched_attempts.clear()
+
+    def _share(self, tasks: Iterable[Task]) -> None:
+        """Have tasks share what is equal in many of them: of a large run that is a sixth of its memory."""
+        share = msgspec.structs.force_setattr
+        for task in tasks:
+            share(task, "domain", self._domains.setdefault(task.domain, task.domain))
+            for name in ("params", "metadata", "own"):
+                if not getattr(task, name):
+                    share(task, name, _NOTHING)
 
     def verify(self) -> None:
         """Compare what was read with its checksums, if that was not done yet. Raises JournalForeign."""
@@ -223,11 +237,7 @@ class Board:
             state = self.state
             others: dict[str, Iterable[str]] = {"task": state.tasks, "machine": state.machines}
             tasks = (task_row(state, known, now) for known in state.tasks.values())
-            attempts = (
-                attempt_row(state, attempt, now)
-                for attempt in state.attempts.values()
-                if not _is_told(state.tasks[attempt.task], attempt)
-            )
+            attempts = (attempt_row(state, attempt, now) for attempt in _untold(state))
             machines = (self.machine_row(machine, now) for machine in state.machines)
             return {
                 "tasks": _table(TASK_COLUMNS, tasks, TASK_DICTIONARIES, others),
@@ -264,9 +274,17 @@ def _why(machine: MachineState) -> str | None:
     return f"{machine.cause}: {machine.detail}"[:300]
 
 
-def _is_told(known: TaskState, attempt: AttemptState) -> bool:
-    """Does its task's row tell all of it? It is the only one, and its outcome is the task's."""
-    return attempt.outcome is known.outcome is not None and len(known.attempts) == 1
+def _untold(state: RunState) -> Iterator[AttemptState]:
+    """Attempts of which tasks' rows do not tell all, in the order of tasks."""
+    attempts = state.attempts
+    for known in state.tasks.values():
+        ids = known.attempts
+        if len(ids) == 1:
+            only = attempts[ids[0]]
+            if only.outcome is not known.outcome or known.outcome is None:
+                yield only
+        elif ids:
+            yield from [attempts[id] for id in ids]
 
 
 def task_row(state: RunState, known: TaskState, now: Micros) -> Row:
@@ -285,11 +303,13 @@ def task_row(state: RunState, known: TaskState, now: Micros) -> Row:
         cause = outcome.cause.value if isinstance(outcome, Broken) else None
     if isinstance(attempt.outcome, Answered):
         steps = attempt.outcome.num_steps
+    started_at = ended_at = None
     if len(attempts) == 1:
         usd = _usd(state, attempt, now)
+        if attempt.outcome is outcome is not None and attempt.ended_at is not None:  # all of it is told here
+            started_at, ended_at = attempt.started_at // 1000, attempt.ended_at // 1000
     else:
         usd = sum([_usd(state, state.attempts[a], now) for a in attempts])
-    ended_at = attempt.ended_at if _is_told(known, attempt) else None
     return [
         task.id,
         task.domain,
@@ -305,8 +325,8 @@ def task_row(state: RunState, known: TaskState, now: Micros) -> Row:
         model,
         task.repeat or None,
         attempt_number(attempts[-1]),
-        None if ended_at is None else attempt.started_at // 1000,
-        None if ended_at is None else ended_at // 1000,
+        started_at,
+        ended_at,
     ]
 
 
@@ -367,28 +387,58 @@ class _Numbers(dict[str | None, int | None]):
         return [entry for entry in self if entry is not None]
 
 
+class _Column:
+    """The cells of one column, encoded some at a time, so that there are never all of them: there may be very
+    many. One that has the same value everywhere is that value alone."""
+
+    def __init__(self, numbers: _Numbers | None) -> None:
+        self.numbers = numbers
+        self._count = 0
+        self._only: Any = None
+        self._encoded: bytearray | None = None
+
+    def add(self, cells: Sequence[Any]) -> None:
+        if self.numbers is not None:
+            cells = list(map(self.numbers.__getitem__, cells))
+        if self._encoded is None:
+            first = cells[0] if self._count == 0 else self._only
+            if cells.count(first) == len(cells):
+                self._only = first
+                self._count += len(cells)
+                return
+            self._encoded = bytearray(b"," + msgspec.json.encode(self._only)) * self._count
+        self._encoded += b","
+        self._encoded += msgspec.json.encode(cells)[1:-1]
+        self._count += len(cells)
+
+    def packed(self) -> Any:
+        if self._encoded is None:
+            return {"same": self._only}
+        self._encoded[0:1] = b"["
+        self._encoded += b"]"
+        return msgspec.Raw(self._encoded)
+
+
 def _table(
     columns: Sequence[str],
     rows: Iterator[Row],
     dictionaries: Sequence[str],
     others: Mapping[str, Iterable[str]],
 ) -> dict[str, Any]:
-    """Rows are encoded some at a time, so that there are never all of them: there may be very many.
+    """A table column by column, because a browser reads few long lists much sooner than many short ones.
 
     `others`: the columns whose entries are the keys of another table.
     """
     numbers = {column: _Numbers(others.get(column, ())) for column in dictionaries}
-    encoded = bytearray()
+    made, count = [_Column(numbers.get(column)) for column in columns], 0
     while some := list(islice(rows, 2000)):
-        for column, entries in numbers.items():
-            at = columns.index(column)
-            for row in some:
-                row[at] = entries[row[at]]
-        encoded += b"," if encoded else b"["
-        encoded += msgspec.json.encode(some)[1:-1]
+        count += len(some)
+        for column, cells in zip(made, zip(*some, strict=True), strict=True):
+            column.add(cells)
     return {
         "columns": columns,
-        "rows": msgspec.Raw(encoded + b"]" if encoded else b"[]"),
+        "count": count,
+        "cells": [column.packed() for column in made],
         "dictionaries": {
             column: f"{column}s" if column in others else entries.entries()
             for column, entries in numbers.items()

@@ -29,7 +29,7 @@ from evalfleet.views.stats import (
     machine_usd,
     per_minute,
     retries,
-    tally,
+    together,
 )
 from evalfleet.views.summary import NOT_AS_ASKED, exit_code, shortfall
 
@@ -50,7 +50,8 @@ def head(state: RunState, now: Micros, live: bool, alerts: Iterable[Alert] = ())
     """All of it. Costs time proportional to the number of tasks."""
     at = max(now, state.last_at) if state.undeleted else state.last_at
     plan, strict = state.plan, state.plan.verdict.strict
-    whole = tally(state.tasks.values(), strict)
+    domains = by_domain(state.tasks.values(), strict)
+    whole = together(domains.values(), strict)
     low, high = whole.ci or (None, None)
     cost = run_cost(state, at)
     waiting = state.total - state.scored - state.broken - state.answered - state.running
@@ -80,7 +81,7 @@ def head(state: RunState, now: Micros, live: bool, alerts: Iterable[Alert] = ())
         "high": _rounded(high),
         "mean_score": _rounded(whole.mean_score),
         "strict": strict,
-        "domains": [_domain(name, part) for name, part in by_domain(state.tasks.values(), strict).items()],
+        "domains": [_domain(name, part) for name, part in domains.items()],
         "causes": [[str(cause), count] for cause, count in state.causes.most_common()],
         "money": {
             "machine_usd": cost["machines_usd"],

@@ -20,7 +20,7 @@ from .board import Board
 from .head import head
 
 KEPT = ".dashboard.json.gz"
-KEPT_VERSION = 5
+KEPT_VERSION = 6
 """To be raised when a snapshot changes: what was kept before is then made anew."""
 WORTH_KEEPING = 3000
 """A run of fewer events is summed up as soon as a page asks for it."""
@@ -44,7 +44,7 @@ def is_settled(state: RunState) -> bool:
 def packed_snapshot(board: Board, figures: dict[str, Any], now: Micros) -> bytes:
     """The snapshot of a run whose head has these `figures`, compressed."""
     document = {"seq": board.seq, "now": now // 1000, "run": figures, **board.tables(now)}
-    return gzip.compress(msgspec.json.encode(document), compresslevel=5 if is_settled(board.state) else 1)
+    return gzip.compress(msgspec.json.encode(document), compresslevel=1)
 
 
 def keep_at_end(home: Path, store: Store, state: RunState, now: Micros) -> None:

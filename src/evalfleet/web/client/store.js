@@ -3,65 +3,105 @@ import { Signal } from "./base.js";
 import { api, get } from "./data.js";
 import { embedded } from "./route.js";
 
-/** Rows by their key, in the order in which they came; a change replaces or adds rows. */
+/** A column as the snapshot has it, spelt out: the words stand where their numbers were, and are shared. */
+function spelt(cells, count, words) {
+  if (!Array.isArray(cells)) return new Array(count).fill(words && cells.same !== null ? words[cells.same] : cells.same);
+  if (words) for (let n = 0; n < count; n += 1) if (cells[n] !== null) cells[n] = words[cells[n]];
+  return cells;
+}
+
+/** A table by its columns, `cells[column][n]`, in the order in which rows came; a change replaces or adds rows. */
 export class Table {
-  constructor({ columns, rows, dictionaries }, others = {}) {
+  constructor({ columns, count, cells, dictionaries = {} }, others = {}) {
     this.columns = columns;
-    this.at = Object.fromEntries(columns.map((name, n) => [name, n]));
-    this.rows = rows;
+    this.count = count;
     this.version = 0;
-    for (const [column, values] of Object.entries(dictionaries ?? {})) this.spellOut(this.at[column], values, others);
-    this.byKey = null;
+    this.places = null;
+    const words = (name) => (typeof dictionaries[name] === "string" ? others[dictionaries[name]].cells.id : dictionaries[name]);
+    this.cells = Object.fromEntries(columns.map((name, n) => [name, spelt(cells[n], count, words(name))]));
   }
 
-  /** Put the words where the snapshot has their numbers; the strings are shared, so this costs no memory. */
-  spellOut(column, values, others) {
-    const listed = typeof values === "string" ? others[values].rows : values;
-    const words = typeof values === "string" ? listed.map((row) => row[0]) : listed;
-    for (const row of this.rows) if (typeof row[column] === "number") row[column] = words[row[column]];
+  key(n) {
+    return this.cells.id[n];
   }
 
-  keys() {
-    this.byKey ??= new Map(this.rows.map((row, n) => [row[0], n]));
-    return this.byKey;
+  keyOf(row) {
+    return row[0];
+  }
+
+  /** The number of the row that has this key, else undefined. */
+  place(key) {
+    if (!this.places) {
+      this.places = new Map();
+      for (let n = 0; n < this.count; n += 1) this.places.set(this.key(n), n);
+    }
+    return this.places.get(key);
   }
 
   has(key) {
-    return this.keys().has(key);
+    return this.place(key) !== undefined;
   }
 
-  row(key) {
-    const n = this.keys().get(key);
-    return n === undefined ? null : this.rows[n];
+  /** One cell; undefined if there is no such row. */
+  cell(key, name) {
+    return this.cells[name][this.place(key)];
   }
 
-  /** The row as an object, for what is shown one at a time. */
+  /** A row as an object, for what is shown one at a time. */
+  at(n) {
+    return { ...Object.fromEntries(this.columns.map((name) => [name, this.cells[name][n]])), id: this.key(n) };
+  }
+
   item(key) {
-    const row = this.row(key);
-    return row && Object.fromEntries(this.columns.map((name, n) => [name, row[n]]));
+    const n = this.place(key);
+    return n === undefined ? null : this.at(n);
   }
 
   change(rows) {
-    const keys = this.keys();
+    const columns = this.columns.map((name) => this.cells[name]);
     for (const row of rows) {
-      const n = keys.get(row[0]);
+      const key = this.keyOf(row);
+      let n = this.place(key);
       if (n === undefined) {
-        keys.set(row[0], this.rows.length);
-        this.rows.push(row);
-      } else {
-        this.rows[n] = row;
+        n = this.count;
+        this.count += 1;
+        this.places.set(key, n);
       }
+      for (let k = 0; k < columns.length; k += 1) columns[k][n] = row[k];
     }
     this.version += 1;
   }
 }
 
-/** Rows by a number in them: themselves, if they are in order already, as most are. */
-export function inOrder(rows, column) {
-  for (let n = 1; n < rows.length; n += 1) {
-    if (rows[n - 1][column] > rows[n][column]) return [...rows].sort((a, b) => a[column] - b[column]);
+/** Attempts: the id of one is null where it is `<task>.<number>`. */
+class AttemptTable extends Table {
+  key(n) {
+    const { id, task, number } = this.cells;
+    return id[n] ?? `${task[n]}.${number[n]}`;
   }
-  return rows;
+
+  keyOf([id, task, number]) {
+    return id ?? `${task}.${number}`;
+  }
+
+  /** A task's row tells all of its only attempt, if it says when that began: a row is made of it. */
+  addTold(tasks) {
+    const told = [];
+    for (let n = 0; n < tasks.count; n += 1) if (tasks.cells.started[n] !== null && tasks.cells.attempt[n] !== null) told.push(n);
+    for (const name of this.columns) {
+      const from = tasks.cells[{ task: "id", number: "attempt" }[name] ?? name];
+      const added = name === "id" ? new Array(told.length).fill(null) : told.length === tasks.count ? from : told.map((n) => from[n]);
+      this.cells[name] = this.cells[name].concat(added);
+    }
+    this.count += told.length;
+  }
+}
+
+/** Where the smallest of the numbers are, the next, and so on. */
+export function inOrder(numbers) {
+  const order = numbers.map((_, n) => n);
+  if (numbers.every((number, n) => !n || numbers[n - 1] <= number)) return order;
+  return order.sort((a, b) => numbers[a] - numbers[b] || a - b);
 }
 
 // A page that was told nothing for so long is late: the server speaks every ten seconds.
@@ -104,48 +144,17 @@ class RunStore extends Signal {
     this.run = snapshot.run;
     this.taken = snapshot.now;
     this.skew = snapshot.now - Date.now();
-    const others = { tasks: snapshot.tasks, machines: snapshot.machines };
     this.machines = new Table(snapshot.machines);
-    this.tasks = new Table(snapshot.tasks, others);
-    this.attempts = new Table(this.named(snapshot.attempts, others), others);
-    this.addTold();
+    this.tasks = new Table(snapshot.tasks, { machines: this.machines });
+    this.attempts = new AttemptTable(snapshot.attempts, { tasks: this.tasks, machines: this.machines });
+    this.attempts.addTold(this.tasks);
     this.heard = Date.now();
     this.value = this;
   }
 
-  /** An attempt's id is null where it is `<task>.<number>`, and a task's newest attempt is its number. */
-  named(attempts, others) {
-    const [task, number] = [attempts.columns.indexOf("task"), attempts.columns.indexOf("number")];
-    for (const row of attempts.rows) {
-      if (row[0] === null) row[0] = `${typeof row[task] === "number" ? others.tasks.rows[row[task]][0] : row[task]}.${row[number]}`;
-    }
-    return attempts;
-  }
-
-  /** A task's row tells all of its only attempt, if it says when that began: its row is made of it. */
-  addTold() {
-    const { rows } = this.tasks;
-    const { started, attempt } = this.tasks.at;
-    const cells = this.attempts.columns.map((name) => this.tasks.at[{ task: "id", number: "attempt" }[name] ?? name]);
-    const all = this.attempts.rows;
-    for (const row of rows) {
-      const number = row[attempt];
-      if (number === null) continue;
-      const id = `${row[0]}.${number}`;
-      if (row[started] !== null) {
-        const made = [id];
-        for (let n = 1; n < cells.length; n += 1) made.push(row[cells[n]]);
-        all.push(made);
-      }
-      row[attempt] = id;
-    }
-    this.attempts.rows = inOrder(all, this.attempts.at.started);
-  }
-
-  nameNewest(rows) {
-    const newest = this.tasks.at.attempt;
-    for (const row of rows) if (typeof row[newest] === "number") row[newest] = `${row[0]}.${row[newest]}`;
-    return rows;
+  /** What people call a machine. */
+  machineName(id) {
+    return this.machines.cell(id, "name") ?? id;
   }
 
   listen() {
@@ -206,11 +215,8 @@ class RunStore extends Signal {
     if (change.now) this.skew = change.now - Date.now();
     if (change.run) this.run = change.run;
     if (change.machines) this.machines.change(change.machines);
-    if (change.tasks) this.tasks.change(this.nameNewest(change.tasks));
-    if (change.attempts) {
-      this.named({ columns: this.attempts.columns, rows: change.attempts }, {});
-      this.attempts.change(change.attempts);
-    }
+    if (change.tasks) this.tasks.change(change.tasks);
+    if (change.attempts) this.attempts.change(change.attempts);
     this.changed();
   }
 

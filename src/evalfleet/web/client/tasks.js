@@ -43,26 +43,25 @@ function filters(query) {
   return { outcome: list("outcome"), domain: query.get("domain"), machine: query.get("machine"), cause: query.get("cause"), group: query.get("group"), text: (query.get("text") ?? "").toLowerCase(), sort: query.get("sort") ?? "" };
 }
 
-/** Indexes of the rows that pass the filters, in order. */
-function chosen(table, filter, tasksOfGroup) {
-  const { at, rows } = table;
+/** Numbers of the rows that pass the filters, in order. */
+function chosen({ cells, count: most }, filter, tasksOfGroup) {
+  const { id, domain, outcome, machine, cause } = cells;
   const picked = [];
-  for (let n = 0; n < rows.length; n += 1) {
-    const row = rows[n];
-    if (filter.outcome && !filter.outcome.has(row[at.outcome])) continue;
-    if (filter.domain !== null && row[at.domain] !== filter.domain) continue;
-    if (filter.machine !== null && row[at.machine] !== filter.machine) continue;
-    if (filter.cause !== null && row[at.cause] !== filter.cause) continue;
-    if (tasksOfGroup && !tasksOfGroup.has(row[0])) continue;
-    if (filter.text && !row[0].toLowerCase().includes(filter.text) && !String(row[at.domain] ?? "").toLowerCase().includes(filter.text)) continue;
+  for (let n = 0; n < most; n += 1) {
+    if (filter.outcome && !filter.outcome.has(outcome[n])) continue;
+    if (filter.domain !== null && domain[n] !== filter.domain) continue;
+    if (filter.machine !== null && machine[n] !== filter.machine) continue;
+    if (filter.cause !== null && cause[n] !== filter.cause) continue;
+    if (tasksOfGroup && !tasksOfGroup.has(id[n])) continue;
+    if (filter.text && !id[n].toLowerCase().includes(filter.text) && !String(domain[n] ?? "").toLowerCase().includes(filter.text)) continue;
     picked.push(n);
   }
   const name = filter.sort.replace("-", "");
-  if (name in at) {
+  if (name in cells) {
     const down = filter.sort.startsWith("-") ? -1 : 1;
-    const value = name === "outcome" ? (row) => OUTCOMES.indexOf(row[at.outcome]) : (row) => row[at[name]];
+    const values = name === "outcome" ? outcome.map((word) => OUTCOMES.indexOf(word)) : cells[name];
     picked.sort((a, b) => {
-      const [x, y] = [value(rows[a]), value(rows[b])];
+      const [x, y] = [values[a], values[b]];
       if (x === y) return a - b;
       if (x === null || x === undefined) return 1;
       if (y === null || y === undefined) return -1;
@@ -79,18 +78,14 @@ function Cell({ kind, name, value, machineName }) {
   return html`<bdi>${SHOWN[kind](name === "machine" ? machineName(value) : value)}</bdi>`;
 }
 
-function domainsOf(table) {
-  const names = new Map();
-  for (const row of table.rows) names.set(row[table.at.domain], (names.get(row[table.at.domain]) ?? 0) + 1);
-  return [...names].filter(([name]) => name).sort((a, b) => (a[0] < b[0] ? -1 : 1));
-}
-
-/** Counted from the rows, so that each filter finds as many as it says. */
-function outcomesOf(table) {
-  const counts = {};
-  for (const row of table.rows) counts[row[table.at.outcome]] = (counts[row[table.at.outcome]] ?? 0) + 1;
+/** How many rows have each value of a column: counted from the rows, so that each filter finds as many as it says. */
+function counted(cells) {
+  const counts = new Map();
+  for (const cell of cells) counts.set(cell, (counts.get(cell) ?? 0) + 1);
   return counts;
 }
+
+const domainsOf = (table) => [...counted(table.cells.domain)].filter(([name]) => name).sort((a, b) => (a[0] < b[0] ? -1 : 1));
 
 export function Tasks({ store, query }) {
   const box = useRef(null);
@@ -107,9 +102,9 @@ export function Tasks({ store, query }) {
     return chosen(table, filter, group ? new Set(group.attempts.map(taskOf)) : null);
   }, [table, table.version, asked, triage]);
   const domains = useMemo(() => domainsOf(table), [table]);
-  const counts = useMemo(() => outcomesOf(table), [table, table.version]);
+  const counts = useMemo(() => counted(table.cells.outcome), [table, table.version]);
   const selected = query.get("task");
-  const place = selected === null ? -1 : picked.findIndex((n) => table.rows[n][0] === selected);
+  const place = selected === null ? -1 : picked.indexOf(table.place(selected));
 
   useEffect(() => {
     const node = box.current;
@@ -124,13 +119,12 @@ export function Tasks({ store, query }) {
   });
 
   const open = (n) => {
-    const row = table.rows[picked[n]];
-    if (row) go(attemptLink(store.name, row[0], null));
+    if (n in picked) go(attemptLink(store.name, table.key(picked[n]), null));
   };
   const select = (n) => {
     const next = Math.max(0, Math.min(picked.length - 1, n));
     if (!picked.length) return;
-    setQuery({ task: table.rows[picked[next]][0] });
+    setQuery({ task: table.key(picked[next]) });
     const node = box.current;
     if (next * ROW < node.scrollTop) node.scrollTop = next * ROW;
     else if ((next + 2) * ROW > node.scrollTop + node.clientHeight) node.scrollTop = (next + 2) * ROW - node.clientHeight;
@@ -139,10 +133,10 @@ export function Tasks({ store, query }) {
 
   const first = printing ? 0 : Math.max(0, Math.floor(scroll / ROW) - 8);
   const last = printing ? Math.min(picked.length, PRINTED) : Math.min(picked.length, Math.ceil((scroll + size[1]) / ROW) + 8);
-  const models = table.rows.length && table.rows[0][table.at.model] !== null;
+  const models = table.count > 0 && table.cells.model[0] !== null;
   const columns = COLUMNS.filter(([name, , , from]) => (printing ? 1000 : size[0]) >= from && (name !== "model" || models));
   const sortBy = (name) => setQuery({ sort: filter.sort === name ? `-${name}` : filter.sort === `-${name}` ? null : name });
-  const machineName = (id) => store.machines.row(id)?.[store.machines.at.name] ?? id;
+  const machineName = (id) => store.machineName(id);
   const grid = columns.map(([name]) => (name === "id" ? "minmax(9rem, 3fr)" : name === "outcome" ? "6.4rem" : name === "domain" || name === "machine" || name === "cause" || name === "model" ? "minmax(6rem, 1.4fr)" : "minmax(4rem, .8fr)")).join(" ");
   const toggle = (name) => {
     const next = new Set(filter.outcome ?? []);
@@ -150,9 +144,9 @@ export function Tasks({ store, query }) {
     setQuery({ outcome: [...next].join(",") });
   };
   const others = ["machine", "cause", "group"].filter((name) => filter[name] !== null);
-  return html`<section class="panel tasks" aria-labelledby="tasks-head"><header><h2 id="tasks-head">Tasks</h2><span class="quiet">${count(picked.length)}${picked.length === table.rows.length ? "" : ` of ${count(table.rows.length)}`}</span><span class="spring"></span></header>
+  return html`<section class="panel tasks" aria-labelledby="tasks-head"><header><h2 id="tasks-head">Tasks</h2><span class="quiet">${count(picked.length)}${picked.length === table.count ? "" : ` of ${count(table.count)}`}</span><span class="spring"></span></header>
     <div class="filters" role="search">
-      <span class="chips">${OUTCOMES.filter((name) => counts[name] || filter.outcome?.has(name)).map((name) => html`<button key=${name} type="button" class="chip" aria-pressed=${filter.outcome?.has(name) ? "true" : "false"} onClick=${() => toggle(name)}><${Mark} outcome=${name} />${name} <span class="quiet">${count(counts[name] ?? 0)}</span></button>`)}</span>
+      <span class="chips">${OUTCOMES.filter((name) => counts.get(name) || filter.outcome?.has(name)).map((name) => html`<button key=${name} type="button" class="chip" aria-pressed=${filter.outcome?.has(name) ? "true" : "false"} onClick=${() => toggle(name)}><${Mark} outcome=${name} />${name} <span class="quiet">${count(counts.get(name) ?? 0)}</span></button>`)}</span>
       ${domains.length > 1 && html`<select aria-label="domain" value=${filter.domain ?? ""} onChange=${(event) => setQuery({ domain: event.target.value })}><option value="">all domains</option>${domains.map(([name, n]) => html`<option key=${name} value=${name}>${plain(name, 60)} (${count(n)})</option>`)}</select>`}
       <input id="search" type="search" placeholder="search  /" aria-label="search tasks by id or domain" ref=${search} onInput=${(event) => setQuery({ text: event.target.value })} />
       ${others.map((name) => html`<button key=${name} type="button" class="chip" aria-pressed="true" title="remove this filter" onClick=${() => setQuery({ [name]: null })}>${name}: ${plain(name === "machine" ? machineName(filter[name]) : words(filter[name]), 40)} ×</button>`)}
@@ -163,10 +157,10 @@ export function Tasks({ store, query }) {
       </div>
       <div class="grid-body" role="rowgroup" style=${{ height: `${(printing ? last : picked.length) * ROW}px` }}>
         ${picked.slice(first, last).map((n, i) => {
-          const row = table.rows[n];
+          const id = table.key(n);
           const here = first + i;
-          return html`<div key=${row[0]} class=${`grid-row ${here === place ? "selected" : ""}`} role="row" aria-rowindex=${here + 2} aria-selected=${here === place ? "true" : undefined} style=${{ gridTemplateColumns: grid, transform: `translateY(${here * ROW}px)` }}>
-            ${columns.map(([name, , kind]) => html`<span key=${name} role="cell" class=${kind}>${name === "id" ? html`<a href=${link(["runs", store.name, "tasks", row[0]])} title=${plain(row[0], 300)}><bdi>${plain(row[0], 200)}</bdi></a>` : html`<${Cell} kind=${kind} name=${name} value=${row[table.at[name]]} machineName=${machineName} />`}</span>`)}
+          return html`<div key=${id} class=${`grid-row ${here === place ? "selected" : ""}`} role="row" aria-rowindex=${here + 2} aria-selected=${here === place ? "true" : undefined} style=${{ gridTemplateColumns: grid, transform: `translateY(${here * ROW}px)` }}>
+            ${columns.map(([name, , kind]) => html`<span key=${name} role="cell" class=${kind}>${name === "id" ? html`<a href=${link(["runs", store.name, "tasks", id])} title=${plain(id, 300)}><bdi>${plain(id, 200)}</bdi></a>` : html`<${Cell} kind=${kind} name=${name} value=${table.cells[name][n]} machineName=${machineName} />`}</span>`)}
           </div>`;
         })}
       </div>

@@ -14,26 +14,24 @@ const MOST_ROWS = 24;
 const THIN = 2;
 const STEPS_S = [1, 5, 10, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 604800];
 
-/** The rows: as many for each machine as it ran attempts at once, with its phases and attempts in time's order. */
-function laid(store) {
-  const { at, rows: attempts } = store.attempts;
+/** The rows: as many for each machine as it ran attempts at once, with its phases and the numbers of its attempts in time's order. */
+function laid({ attempts, machines }) {
+  const { started, ended, machine } = attempts.cells;
   const lanes = new Map();
-  const machines = store.machines.rows.map((row) => Object.fromEntries(store.machines.columns.map((name, n) => [name, row[n]])));
-  for (const each of machines) lanes.set(each.id, [{ machine: each, lane: 0, attempts: [], free: 0 }]);
-  const { started, ended, machine } = at;
-  for (const row of inOrder(attempts, started)) {
-    const own = lanes.get(row[machine]);
-    if (!own || row[started] === null) continue;
-    let line = own[0].free <= row[started] ? own[0] : own.find((each) => each.free <= row[started]);
+  for (let n = 0; n < machines.count; n += 1) lanes.set(machines.key(n), [{ machine: machines.at(n), lane: 0, attempts: [], free: 0 }]);
+  for (const n of inOrder(started)) {
+    const own = lanes.get(machine[n]);
+    if (!own || started[n] === null) continue;
+    let line = own[0].free <= started[n] ? own[0] : own.find((each) => each.free <= started[n]);
     if (!line) own.push((line = { machine: own[0].machine, lane: own.length, attempts: [] }));
-    line.free = row[ended] ?? Infinity;
-    line.attempts.push(row);
+    line.free = ended[n] ?? Infinity;
+    line.attempts.push(n);
   }
   return [...lanes.values()].flat();
 }
 
 function extent(store) {
-  const from = Math.min(store.run.started ?? Infinity, ...store.machines.rows.slice(0, 5000).map((row) => row[store.machines.at.phases]?.[0]?.[1] ?? Infinity));
+  const from = Math.min(store.run.started ?? Infinity, ...store.machines.cells.phases.slice(0, 5000).map((phases) => phases?.[0]?.[1] ?? Infinity));
   const to = Math.max(store.run.ended ?? store.now(), from + 1000);
   return Number.isFinite(from) ? [from, to] : [to - 60_000, to];
 }
@@ -60,11 +58,11 @@ function hatch(context, colour) {
 }
 
 /** First index whose attempt ends after `from`: attempts of one lane do not overlap. */
-function firstSeen(attempts, at, from, now) {
+function firstSeen(attempts, ended, from, now) {
   let [low, high] = [0, attempts.length];
   while (low < high) {
     const middle = (low + high) >> 1;
-    if ((attempts[middle][at.ended] ?? now) < from) low = middle + 1;
+    if ((ended[attempts[middle]] ?? now) < from) low = middle + 1;
     else high = middle;
   }
   return low;
@@ -151,18 +149,18 @@ class Drawing {
 
   /** Of thousands in one row, neighbours of one outcome that are too thin to be told apart are drawn as one. */
   attempts(attempts, y, now) {
-    const { at } = this.store.attempts;
+    const { started, ended, outcome: outcomes } = this.store.attempts.cells;
     let painted = -1;
     let [like, begin] = [null, 0];
     const drawThin = () => {
       if (like !== null) this.attempt(like, begin, Math.max(1, painted - begin), y, true);
       like = null;
     };
-    for (let n = firstSeen(attempts, at, this.view[0], now); n < attempts.length; n += 1) {
-      const attempt = attempts[n];
-      if (attempt[at.started] > this.view[1]) break;
-      const outcome = attempt[at.outcome];
-      const [from, to] = [this.x(attempt[at.started]), this.x(attempt[at.ended] ?? now)];
+    for (let k = firstSeen(attempts, ended, this.view[0], now); k < attempts.length; k += 1) {
+      const n = attempts[k];
+      if (started[n] > this.view[1]) break;
+      const outcome = outcomes[n];
+      const [from, to] = [this.x(started[n]), this.x(ended[n] ?? now)];
       // What would lie on the pixel before is seen when one zooms in.
       if (to - painted < 0.7 && outcome !== "broken") continue;
       if (to - from >= THIN) {
@@ -287,28 +285,24 @@ class Drawing {
 
 /** What lies under the pointer: an attempt, else a phase. */
 function under(store, lane, ms) {
-  const { at } = store.attempts;
+  const { started, ended } = store.attempts.cells;
   const now = store.now();
-  const n = firstSeen(lane.attempts, at, ms, now);
-  const attempt = lane.attempts[n];
-  if (attempt && attempt[at.started] <= ms) return { attempt };
+  const n = lane.attempts[firstSeen(lane.attempts, ended, ms, now)];
+  if (n !== undefined && started[n] <= ms) return { attempt: store.attempts.at(n) };
   const phase = (lane.machine.phases ?? []).find(([, from, to]) => from <= ms && ms <= (to ?? now));
   return phase ? { phase } : {};
 }
 
 function Hint({ store, lane, found, x, y }) {
-  const { at } = store.attempts;
   const now = store.now();
   const name = plain(lane.machine.name ?? lane.machine.id, 80);
   let lines = [];
   if (found.attempt) {
-    const row = found.attempt;
-    const took = ((row[at.ended] ?? now) - row[at.started]) / 1000;
-    const score = row[at.score];
+    const { task, number, outcome, cause, score, started, ended, usd: cost } = found.attempt;
     lines = [
-      `${plain(row[at.task], 80)} · attempt ${row[at.number]}`,
-      `${row[at.outcome]}${row[at.cause] ? `: ${words(row[at.cause])}` : ""}${score === null ? "" : ` · score ${score}`}`,
-      `${duration(took)}${row[at.usd] === null ? "" : ` · ${usd(row[at.usd])}`} · from ${clock(row[at.started])}`,
+      `${plain(task, 80)} · attempt ${number}`,
+      `${outcome}${cause ? `: ${words(cause)}` : ""}${score === null ? "" : ` · score ${score}`}`,
+      `${duration(((ended ?? now) - started) / 1000)}${cost === null ? "" : ` · ${usd(cost)}`} · from ${clock(started)}`,
     ];
   } else if (found.phase) {
     const [phase, from, to] = found.phase;
@@ -319,6 +313,7 @@ function Hint({ store, lane, found, x, y }) {
 
 export function Timeline({ store, query }) {
   const canvas = useRef(null);
+  const drawn = useRef(null);
   const [size, resized] = useState(0);
   const [hint, setHint] = useState(null);
   const [scroll, setScroll] = useState(0);
@@ -333,7 +328,7 @@ export function Timeline({ store, query }) {
   const top = Math.min(scroll, most);
 
   useEffect(() => {
-    const watch = new ResizeObserver(() => resized((n) => n + 1));
+    const watch = new ResizeObserver(() => canvas.current && drawn.current !== null && drawn.current !== canvas.current.clientWidth && resized((n) => n + 1));
     watch.observe(canvas.current);
     const scheme = matchMedia("(prefers-color-scheme: dark)");
     const again = () => resized((n) => n + 1);
@@ -344,7 +339,11 @@ export function Timeline({ store, query }) {
     };
   }, []);
   const draw = useRef(null);
-  draw.current = () => canvas.current && new Drawing(canvas.current, store, rows, view, top, height).draw();
+  draw.current = () => {
+    if (!canvas.current) return;
+    drawn.current = canvas.current.clientWidth;
+    new Drawing(canvas.current, store, rows, view, top, height).draw();
+  };
   const frame = useRef(0);
   useEffect(() => {
     cancelAnimationFrame(frame.current);
@@ -393,8 +392,7 @@ export function Timeline({ store, query }) {
     if (!lane || event.button) return undefined;
     if (x < label()) return go(link(["runs", store.name, "machines", lane.machine.id]));
     const { attempt } = under(store, lane, time(x));
-    const { at } = store.attempts;
-    if (attempt) go(attemptLink(store.name, attempt[at.task], attempt[at.number]));
+    if (attempt) go(attemptLink(store.name, attempt.task, attempt.number));
     return undefined;
   };
   useEffect(() => {
@@ -422,7 +420,7 @@ export function Timeline({ store, query }) {
     does();
   };
   const exact = (ms) => clock(ms, view[0]) + (view[1] - view[0] < 600_000 ? `:${String(new Date(ms).getSeconds()).padStart(2, "0")}` : "");
-  const told = `Timeline of ${count(store.machines.rows.length)} machines and ${count(store.attempts.rows.length)} attempts, from ${clock(view[0])} to ${clock(view[1])}. The same is in the tables of machines and tasks.`;
+  const told = `Timeline of ${count(store.machines.count)} machines and ${count(store.attempts.count)} attempts, from ${clock(view[0])} to ${clock(view[1])}. The same is in the tables of machines and tasks.`;
   return html`<section class="panel timeline" aria-labelledby="timeline-head"><header><h2 id="timeline-head">Timeline</h2><span class="spring"></span>
     <span class="quiet only-wide">${exact(view[0])} to ${exact(view[1])} · ${percent((view[1] - view[0]) / (full[1] - full[0]), 0)} of it</span>
     <span class="buttons"><button type="button" onClick=${() => by(0.6)} aria-label="zoom in" title="zoom in (+)">+</button><button type="button" onClick=${() => by(1.6)} aria-label="zoom out" title="zoom out (-)" disabled=${view === full}>−</button><button type="button" onClick=${() => zoom(...full)} title="all of it (0)" disabled=${view === full}>all</button></span></header>

@@ -4,6 +4,7 @@ import { api, post } from "../data.js";
 import { bytes, clock, count, duration, instant, percent, plain, usd, words } from "../format.js";
 import { At, Figure, Mark, Panel, Picture, Problem, Skeleton, Text, attemptLink, useControl, useDocument, useRun } from "../parts.js";
 import { embedded } from "../route.js";
+import { inOrder } from "../store.js";
 import { RunHead } from "./run.js";
 
 export function MachinePage({ name, id }) {
@@ -38,9 +39,9 @@ function joined(phases) {
   return all;
 }
 
-function attemptsOf(store, id) {
-  const { at, rows, columns } = store.attempts;
-  return rows.filter((row) => row[at.machine] === id).map((row) => Object.fromEntries(columns.map((name, n) => [name, row[n]]))).reverse();
+function attemptsOf({ attempts }, id) {
+  const own = inOrder(attempts.cells.started).filter((n) => attempts.cells.machine[n] === id);
+  return own.reverse().map((n) => attempts.at(n));
 }
 
 /** Opens the screen by a tunnel on a port of its own: what a machine serves never shares this page's origin. */

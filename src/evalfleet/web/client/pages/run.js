@@ -4,6 +4,7 @@ import { api, post } from "../data.js";
 import { clock, count, duration, instant, number, percent, plain, plural, usd, words } from "../format.js";
 import { At, Bar, Dot, Facts, Figure, Interval, Mark, Panel, Problem, Rate, Skeleton, Text, Unknown, attemptLink, settledCounts, useControl, useRun } from "../parts.js";
 import { embedded, link, setQuery } from "../route.js";
+import { inOrder } from "../store.js";
 import { Tasks } from "../tasks.js";
 import { Timeline } from "../timeline.js";
 
@@ -98,30 +99,29 @@ function Attention({ store }) {
   const { run } = store;
   const alerts = run.alerts ?? [];
   const notes = (run.notes ?? []).filter(Boolean);
-  const { at } = store.attempts;
-  const group = useMemo(() => {
-    const texts = new Map();
-    for (const row of store.attempts.rows) {
-      if (row[at.outcome] !== "broken") continue;
-      const own = texts.get(row[at.cause]);
-      if (own) own.push(row);
-      else texts.set(row[at.cause], [row]);
-    }
-    return [...texts].sort((a, b) => b[1].length - a[1].length).slice(0, 3);
+  const { cells } = store.attempts;
+  const broken = useMemo(() => {
+    const causes = new Map();
+    cells.outcome.forEach((outcome, n) => {
+      if (outcome !== "broken") return;
+      const own = causes.get(cells.cause[n]);
+      if (own) own.push(n);
+      else causes.set(cells.cause[n], [n]);
+    });
+    return [...causes].sort((a, b) => b[1].length - a[1].length).slice(0, 3);
   }, [store.attempts.version, store.attempts]);
-  if (!alerts.length && !notes.length && !group.length) return run.live ? html`<p class="calm"><${Mark} outcome="pass" /> Nothing needs attention.</p>` : null;
-  const machineName = (id) => store.machines.row(id)?.[store.machines.at.name] ?? id;
+  if (!alerts.length && !notes.length && !broken.length) return run.live ? html`<p class="calm"><${Mark} outcome="pass" /> Nothing needs attention.</p>` : null;
   return html`<${Panel} title="Needs attention" id="attention-head" className="attention"><ul>
     ${alerts.slice(0, 12).map(([severity, text, machine, attempt, when], n) => {
       const task = attempt && store.attempts.item(attempt);
       return html`<li key=${n}><span class=${`bang ${severity}`} title=${severity} aria-label=${severity} role="img">!</span><span class="grow"><${Text} most=${300}>${text}</${Text}> <span class="quiet"><${At} ms=${instant(when)} /></span></span>
-        ${task && html`<a href=${attemptLink(store.name, task.task, task.number)}>show</a>`}${machine && store.machines.has(machine) && html`<a href=${link(["runs", store.name, "machines", machine])}>${plain(machineName(machine), 40)}</a>`}</li>`;
+        ${task && html`<a href=${attemptLink(store.name, task.task, task.number)}>show</a>`}${machine && store.machines.has(machine) && html`<a href=${link(["runs", store.name, "machines", machine])}>${plain(store.machineName(machine), 40)}</a>`}</li>`;
     })}
-    ${group.map(([cause, rows]) => {
-      const machines = new Set(rows.map((row) => row[at.machine]));
-      const last = rows[rows.length - 1];
-      return html`<li key=${cause}><${Mark} outcome="broken" /><span class="grow">${plural(rows.length, "attempt")} broken by <b>${words(cause) || "an unknown cause"}</b> <span class="quiet">on ${machines.size === 1 ? plain(machineName(last[at.machine]), 60) : plural(machines.size, "machine")}</span></span>
-        <a href=${attemptLink(store.name, last[at.task], last[at.number])}>newest</a><a href=${`${link(["runs", store.name, "triage"])}`}>triage</a></li>`;
+    ${broken.map(([cause, own]) => {
+      const machines = new Set(own.map((n) => cells.machine[n]));
+      const last = own.reduce((newest, n) => (cells.started[n] >= cells.started[newest] ? n : newest));
+      return html`<li key=${cause}><${Mark} outcome="broken" /><span class="grow">${plural(own.length, "attempt")} broken by <b>${words(cause) || "an unknown cause"}</b> <span class="quiet">on ${machines.size === 1 ? plain(store.machineName(cells.machine[last]), 60) : plural(machines.size, "machine")}</span></span>
+        <a href=${attemptLink(store.name, cells.task[last], cells.number[last])}>newest</a><a href=${`${link(["runs", store.name, "triage"])}`}>triage</a></li>`;
     })}
     ${notes.slice(0, 12).map((note, n) => html`<li key=${`n${n}`}><span class="bang" aria-hidden="true">·</span><span class="grow"><${Text} most=${400}>${note}</${Text}></span></li>`)}
   </ul></${Panel}>`;
@@ -157,36 +157,34 @@ function Money({ run }) {
   </${Panel}>`;
 }
 
+/** Where the five largest values are that are more than `least`, the largest first. */
+function most(values, least) {
+  const best = [];
+  for (let n = 0; n < values.length; n += 1) {
+    if (!(values[n] > (best.length === 5 ? values[best[4]] : least))) continue;
+    best.push(n);
+    best.sort((a, b) => values[b] - values[a] || a - b);
+    if (best.length > 5) best.pop();
+  }
+  return best;
+}
+
 function Slowest({ store }) {
-  const { at, rows } = store.tasks;
-  const lists = useMemo(() => {
-    const top = (value) => {
-      const best = [];
-      for (const row of rows) {
-        const size = value(row);
-        if (!size || (best.length === 5 && size <= best[4][0])) continue;
-        best.push([size, row]);
-        best.sort((a, b) => b[0] - a[0]);
-        if (best.length > 5) best.pop();
-      }
-      return best;
-    };
-    return [top((row) => row[at.seconds]), top((row) => (row[at.attempts] > 1 ? row[at.attempts] : 0))];
-  }, [store.tasks, store.tasks.version]);
-  const list = (title, own, shown) => own.length > 0 && html`<h3>${title}</h3><ol class="list">${own.map(([size, row]) => html`<li key=${row[0]}><${Mark} outcome=${row[at.outcome]} /><a class="grow" href=${link(["runs", store.name, "tasks", row[0]])}><${Text} most=${60}>${row[0]}</${Text}></a><span>${shown(size)}</span></li>`)}</ol>`;
-  return html`<${Panel} title="Slowest and flakiest" id="slowest-head">${list("longest", lists[0], duration)}${list("most attempts", lists[1], count)}${!lists[0].length && html`<p class="quiet">No task has ended yet.</p>`}</${Panel}>`;
+  const { cells } = store.tasks;
+  const lists = useMemo(() => [most(cells.seconds, 0), most(cells.attempts, 1)], [store.tasks, store.tasks.version]);
+  const list = (title, own, values, shown) => own.length > 0 && html`<h3>${title}</h3><ol class="list">${own.map((n) => html`<li key=${cells.id[n]}><${Mark} outcome=${cells.outcome[n]} /><a class="grow" href=${link(["runs", store.name, "tasks", cells.id[n]])}><${Text} most=${60}>${cells.id[n]}</${Text}></a><span>${shown(values[n])}</span></li>`)}</ol>`;
+  return html`<${Panel} title="Slowest and flakiest" id="slowest-head">${list("longest", lists[0], cells.seconds, duration)}${list("most attempts", lists[1], cells.attempts, count)}${!lists[0].length && html`<p class="quiet">No task has ended yet.</p>`}</${Panel}>`;
 }
 
 function Machines({ store }) {
-  const { at, rows } = store.machines;
+  const { machines } = store;
   const [all, setAll] = useState(false);
-  if (!rows.length) return html`<${Panel} title="Machines" id="machines-head"><p class="quiet">None was asked for yet.</p></${Panel}>`;
-  const gone = (row) => ["deleted", "gone", "ended"].includes(row[at.phase]);
-  const order = [...rows].sort((a, b) => gone(a) - gone(b));
-  const shown = all ? order.slice(0, 500) : order.slice(0, 8);
-  return html`<${Panel} title="Machines" id="machines-head" more=${html`<span class="quiet">${plural(rows.length, "machine")}</span>`}><div class="scroll-x"><table><thead><tr><th scope="col">name</th><th scope="col">phase</th><th scope="col">now</th><th scope="col" class="r">cost</th></tr></thead><tbody>
-    ${shown.map((row) => html`<tr key=${row[0]}><th scope="row"><a href=${link(["runs", store.name, "machines", row[0]])}><${Text} most=${40}>${row[at.name] ?? row[0]}</${Text}></a></th><td>${words(row[at.phase])}</td><td class="now"><${Text} most=${60}>${row[at.attempt] ?? row[at.step] ?? row[at.why] ?? ""}</${Text}></td><td class="r"><${Figure} value=${row[at.usd]} of=${usd} why="its place tells no prices" /></td></tr>`)}
-  </tbody></table></div>${!all && order.length > shown.length && html`<button type="button" onClick=${() => setAll(true)}>all ${count(order.length)}</button>`}</${Panel}>`;
+  if (!machines.count) return html`<${Panel} title="Machines" id="machines-head"><p class="quiet">None was asked for yet.</p></${Panel}>`;
+  const gone = machines.cells.phase.map((phase) => (["deleted", "gone", "ended"].includes(phase) ? 1 : 0));
+  const shown = inOrder(gone).slice(0, all ? 500 : 8).map((n) => machines.at(n));
+  return html`<${Panel} title="Machines" id="machines-head" more=${html`<span class="quiet">${plural(machines.count, "machine")}</span>`}><div class="scroll-x"><table><thead><tr><th scope="col">name</th><th scope="col">phase</th><th scope="col">now</th><th scope="col" class="r">cost</th></tr></thead><tbody>
+    ${shown.map((machine) => html`<tr key=${machine.id}><th scope="row"><a href=${link(["runs", store.name, "machines", machine.id])}><${Text} most=${40}>${machine.name ?? machine.id}</${Text}></a></th><td>${words(machine.phase)}</td><td class="now"><${Text} most=${60}>${machine.attempt ?? machine.step ?? machine.why ?? ""}</${Text}></td><td class="r"><${Figure} value=${machine.usd} of=${usd} why="its place tells no prices" /></td></tr>`)}
+  </tbody></table></div>${!all && machines.count > shown.length && html`<button type="button" onClick=${() => setAll(true)}>all ${count(machines.count)}</button>`}</${Panel}>`;
 }
 
 const CIRCUITS = { open: "left", draining: "no new machines", closed: "machines again" };

@@ -4,13 +4,11 @@ import { count, duration, plain, usd } from "../format.js";
 import { keys } from "../keys.js";
 import { At, Bar, Problem, Rate, Skeleton, Unknown, settledCounts, useDocument } from "../parts.js";
 import { go, link, setQuery } from "../route.js";
-import { Table } from "../store.js";
 
 const PAGE = 200;
 
-function items(document_) {
-  const table = new Table(document_.runs);
-  return table.rows.map((row) => Object.fromEntries(table.columns.map((name, n) => [name, row[n]]))).sort((a, b) => (b.started ?? Infinity) - (a.started ?? Infinity));
+function items({ runs: { columns, rows } }) {
+  return rows.map((row) => Object.fromEntries(columns.map((name, n) => [name, row[n]]))).sort((a, b) => (b.started ?? Infinity) - (a.started ?? Infinity));
 }
 
 export function RunsPage({ query }) {

@@ -12,7 +12,7 @@ const PLAY_MS = 900;
 
 export function TaskPage({ name, id, query }) {
   const store = useRun(name, 1000);
-  const version = store.value ? (store.tasks.row(id)?.join("|") ?? "") : "";
+  const version = store.value && store.tasks.has(id) ? Object.values(store.tasks.item(id)).join("|") : "";
   const { value: task, error } = useDocument(api("runs", name, "tasks", id), store.run?.live ? 10_000 : 0, version);
   if (error && !task) return html`<main id="main" tabindex="-1"><h1><${Text}>${id}</${Text}></h1><${Problem} error=${error} /></main>`;
   if (!task) return html`<main id="main" tabindex="-1"><h1><${Text}>${id}</${Text}></h1><${Skeleton} rows=${10} /></main>`;

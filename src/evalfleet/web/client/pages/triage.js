@@ -43,7 +43,7 @@ function Group({ store, run, group, open }) {
 }
 
 function AttemptLink({ store, run, id }) {
-  const machine = store.value && store.attempts.has(id) ? store.attempts.item(id).machine : null;
-  const name = machine && (store.machines.row(machine)?.[store.machines.at.name] ?? machine);
+  const machine = store.value ? store.attempts.cell(id, "machine") : null;
+  const name = machine && store.machineName(machine);
   return html`<a href=${attemptLink(run, taskOf(id), numberOf(id))}><${Text} most=${80}>${id}</${Text}></a>${name && html` <span class="quiet">${plain(name, 40)}</span>`}`;
 }

@@ -21,7 +21,7 @@ export function WallPage({ name }) {
 }
 
 function Screen({ store, name, machine, attempt, ms, idle, url, now }) {
-  const machineName = (store.value && store.machines.row(machine)?.[store.machines.at.name]) ?? machine;
+  const machineName = store.value ? store.machineName(machine) : machine;
   const age = ms === null ? null : Math.max(0, now - ms) / 1000;
   const to = attempt ? attemptLink(name, taskOf(attempt), numberOf(attempt)) : link(["runs", name, "machines", machine]);
   const path = url && ms !== null ? `${url}${url.includes("?") ? "&" : "?"}at=${ms}` : url;
