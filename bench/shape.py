@@ -69,6 +69,7 @@ LATER: dict[str, tuple[str, ...]] = {
             "api/plan_review.py",
             "api/experience.py",
             "api/reconcile.py",
+            "api/bills.py",
             "sim/montecarlo.py",
         ),
         *("sim/chances.py", "sim/forecast.py", "api/plan_table.py", "api/right_size.py", "policy/hedge.py"),

@@ -561,6 +561,8 @@ class BillLine(Struct, frozen=True, omit_defaults=True):
     tags: Mapping[str, str] = {}
     reserved: bool = False
     """It was paid before, by a reservation or a commitment."""
+    credited: float = 0.0
+    """How much less the amount is for what the cloud has credited: a discount, a promotion."""
 
 
 class BillReader(Protocol):

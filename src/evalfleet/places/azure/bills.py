@@ -32,7 +32,7 @@ class AzureBills:
             account=_first(text, ACCOUNT),
             what=text.get("metercategory", ""),
             tags=_tags(text.get("tags", "")),
-            reserved=text.get("pricingmodel", "").lower() == "reservation",
+            reserved=text.get("pricingmodel", "").lower() in ("reservation", "savingsplan"),
         )
 
 

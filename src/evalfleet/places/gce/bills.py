@@ -22,17 +22,19 @@ class GoogleBills:
 
     def line(self, row: Mapping[str, object]) -> BillLine:
         """What one row says. Credits, such as those for committed use, are negative, and count."""
-        credits = sum(float(each.get("amount") or 0) for each in _list(row.get("credits")))
-        kinds = {str(each.get("type", "")) for each in _list(row.get("credits"))}
+        credits = _list(row.get("credits"))
+        credited = -sum(float(each.get("amount") or 0) for each in credits)
+        kinds = {str(each.get("type", "")) for each in credits}
         labels = {str(each.get("key")): str(each.get("value")) for each in _list(row.get("labels"))}
         return BillLine(
             day=str(row["usage_start_time"])[:10],
-            amount=float(str(row["cost"] or 0)) + credits,
+            amount=float(str(row["cost"] or 0)) - credited,
             currency=str(row.get("currency") or "").upper(),
             account=str(_inner(row, "project", "id")),
             what=str(_inner(row, "sku", "description")),
             tags=labels,
-            reserved=any(kind.startswith("COMMITTED_USAGE") for kind in kinds),
+            reserved=any(kind.startswith(("COMMITTED_USAGE", "FEE_UTILIZATION")) for kind in kinds),
+            credited=credited,
         )
 
 
