@@ -33,6 +33,9 @@ class CloudStandIn(ABC):
     ports, the first over https; where machines are hosts of the lab, also in their network.
     """
 
+    vendor_names: tuple[str, ...] = ()
+    """Hosts of the vendor's own that it can be taken for, where a proxy leads there."""
+
     def __init__(self, name: str, machines: Machines | None, speed: float) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix=f"{name}-stand-in-")
         self._machines = machines or Records()
@@ -44,7 +47,7 @@ class CloudStandIn(ABC):
         self._sockets = [socket.create_server((LOOPBACK, 0), backlog=1024) for _ in range(2)]
         self._ports: list[int] = [sock.getsockname()[1] for sock in self._sockets]
         self.clock = Clock(speed)
-        self.ca, self._tls = tls.make(Path(self._folder.name), [LOOPBACK, GATEWAY])
+        self.ca, self._tls = tls.make(Path(self._folder.name), [LOOPBACK, GATEWAY], self.vendor_names)
 
     # -- what each cloud has of its own --------------------------------------------------------
 

@@ -14,8 +14,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 
-def make(folder: Path, addresses: Sequence[str]) -> tuple[Path, ssl.SSLContext]:
-    """The authority's certificate, for clients, and what the server serves with."""
+def make(
+    folder: Path, addresses: Sequence[str], vendor_names: Sequence[str] = ()
+) -> tuple[Path, ssl.SSLContext]:
+    """The authority's certificate, for clients, and what the server serves with.
+
+    `vendor_names`: hosts of the vendor's own for which the server is taken, too.
+    """
     ca_key = ec.generate_private_key(ec.SECP256R1())
     ca_name = _name("stand-in CA")
     ca = (
@@ -26,7 +31,10 @@ def make(folder: Path, addresses: Sequence[str]) -> tuple[Path, ssl.SSLContext]:
         .sign(ca_key, hashes.SHA256())
     )
     key = ec.generate_private_key(ec.SECP256R1())
-    names = [x509.DNSName("localhost"), *(x509.IPAddress(ipaddress.ip_address(each)) for each in addresses)]
+    names = [
+        *map(x509.DNSName, ("localhost", *vendor_names)),
+        *(x509.IPAddress(ipaddress.ip_address(each)) for each in addresses),
+    ]
     certificate = (
         _builder(_name("stand-in"), ca_name, key.public_key())
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)

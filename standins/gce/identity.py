@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import itertools
 import json
+import re
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature
@@ -20,6 +22,8 @@ EMAIL = f"tester@{PROJECT}.iam.gserviceaccount.com"
 JWT_GRANT = "urn:ietf:params:oauth:grant-type:jwt-bearer"
 STS_GRANT = "urn:ietf:params:oauth:grant-type:token-exchange"
 WORKLOAD_TOKEN = "what-another-identity-provider-says"
+USER_TOKEN = "what-gcloud-wrote-down-when-a-person-logged-in"
+IMPERSONATED = re.compile(r"/v1/projects/-/serviceAccounts/([^/:]+):generateAccessToken")
 METADATA_PATH = "/computeMetadata/v1/"
 FLAVOR = {"Metadata-Flavor": "Google"}
 
@@ -54,14 +58,27 @@ class Identity:
         path.chmod(0o600)
 
     def exchange(self, form: dict[str, str]) -> Answer:
-        """A token for a signed assertion, or for what another identity provider has given a workload."""
+        """A token for a signed assertion, for what another identity provider has given a workload, or for
+        what a person has who logged in."""
         good = {
             JWT_GRANT: self._is_signed(form.get("assertion", "")),
             STS_GRANT: form.get("subject_token") == WORKLOAD_TOKEN,
+            "refresh_token": form.get("refresh_token") == USER_TOKEN,
         }
         if self.is_disabled or not good.get(form.get("grant_type", "")):
             return Answer(400, {"error": "invalid_grant", "error_description": "Invalid JWT Signature."})
         return Answer(200, self._new_token())
+
+    def impersonate(self, account: str, authorization: str, order: Json) -> Answer:
+        """A token of the service account, for somebody who has a token that lets him act as it."""
+        try:
+            self.check(authorization)
+        except ApiError as error:
+            return error.answer()
+        if account != EMAIL or not order.get("scope"):
+            return ApiError(403, "forbidden", "iam.serviceAccounts.getAccessToken denied").answer()
+        made, ends = self._new_token(), datetime.now(UTC) + timedelta(seconds=self.lasts_s)
+        return Answer(200, {"accessToken": made["access_token"], "expireTime": f"{ends:%Y-%m-%dT%H:%M:%SZ}"})
 
     def token(self) -> str:
         """A token, as somebody who has the account's key hands one on."""

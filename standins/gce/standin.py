@@ -24,7 +24,7 @@ from . import contract, price_list
 from .api import Api
 from .cloud import Cloud, Instance, Timing
 from .faults import Faults, Refused, Throttled, refusal
-from .identity import Identity
+from .identity import IMPERSONATED, Identity
 from .metadata import Metadata
 from .words import PREFIX, PROJECT, ApiError
 
@@ -49,6 +49,9 @@ class Server(ApiServer):
         if path == TOKEN_PATH and request.method == "POST":
             form = await request.post()
             return response(self._identity.exchange({key: str(value) for key, value in form.items()}))
+        if request.method == "POST" and (whose := IMPERSONATED.fullmatch(path)):
+            authorization, order = request.headers.get("Authorization", ""), await request.json()
+            return response(self._identity.impersonate(whose[1], authorization, order))
         if request.method == "GET" and (told := self._identity.of_the_machine(path)) is not None:
             return response(told)
         base = f"{request.scheme}://{request.host}"
@@ -113,6 +116,7 @@ class StandIn(CloudStandIn):
     """
 
     project = PROJECT
+    vendor_names = ("oauth2.googleapis.com", "iamcredentials.googleapis.com")
 
     def __init__(
         self,

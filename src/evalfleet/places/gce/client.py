@@ -21,6 +21,7 @@ from email.message import Message
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Struct
@@ -259,6 +260,7 @@ def _parsed(data: bytes) -> Json:
 # -- who we are ------------------------------------------------------------------------------------
 
 KEY_FILE = "GOOGLE_APPLICATION_CREDENTIALS"
+PROJECTS = "cloudresourcemanager.googleapis.com"
 
 
 def credentials_file(environ: Mapping[str, str]) -> str:
@@ -306,6 +308,8 @@ class GoogleLogin:
                 if getattr(err, "retryable", False):
                     raise no_answer("no token can be had now", err, "NoToken") from err
                 raise GoogleFault(401, (Problem("NoCredentials", _first_line(err)),)) from err
+            except (ValueError, TypeError) as err:  # of google-auth: it was given a page of somebody else's
+                raise no_answer("what gives tokens makes no sense", err, "NoToken") from err
             headers: dict[str, str] = {}
             self._credentials.apply(headers)
             return headers
@@ -319,7 +323,8 @@ class GoogleLogin:
         with warnings.catch_warnings():
             # the file is the user's own: that it may be of any kind is what we want
             warnings.simplefilter("ignore", DeprecationWarning)
-            loaded, _ = google_auth.load_credentials_from_file(file, scopes=SCOPES, request=self._transport())
+            ask = without_projects(self._transport())
+            loaded, _ = google_auth.load_credentials_from_file(file, scopes=SCOPES, request=ask)
         return loaded
 
     def _transport(self) -> Any:
@@ -339,6 +344,20 @@ class _TokenAnswer(Struct):
     headers: Message
     """google-auth asks for them in small letters, whatever the server wrote."""
     data: bytes
+
+
+def without_projects(ask: Callable[..., _TokenAnswer]) -> Callable[..., _TokenAnswer]:
+    """A transport by which google-auth does not find out a workload's project.
+
+    It asks another service of Google's for it, which must be on and reachable, and we know the project.
+    """
+
+    def ask_others(url: str, *words: Any, **more: Any) -> _TokenAnswer:
+        if urlsplit(url).hostname == PROJECTS:
+            return _TokenAnswer(404, Message(), b"{}")
+        return ask(url, *words, **more)
+
+    return ask_others
 
 
 def transport(trusted: ssl.SSLContext) -> Callable[..., _TokenAnswer]:
