@@ -8,6 +8,7 @@ import socket
 import socketserver
 import threading
 from collections.abc import Iterator
+from typing import BinaryIO, cast
 
 
 class _Server(socketserver.ThreadingTCPServer):
@@ -31,19 +32,20 @@ class _Tunnel(socketserver.StreamRequestHandler):
             self.wfile.write(b"HTTP/1.1 405 Method Not Allowed\r\n\r\n")
             return
         self.server.asked.append(where.partition(":")[0])
-        with socket.create_connection(self.server.leads_to) as other, other.makefile("rwb", 0) as far:
+        with socket.create_connection(self.server.leads_to) as other, other.makefile("rwb", 0) as stream:
             self.wfile.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
-            back = threading.Thread(target=_carry, args=(far, self.wfile), daemon=True)
+            far, near = cast(BinaryIO, stream), cast(BinaryIO, self.wfile)
+            back = threading.Thread(target=_carry, args=(far, near), daemon=True)
             back.start()
-            _carry(self.rfile, far)
+            _carry(cast(BinaryIO, self.rfile), far)
             with contextlib.suppress(OSError):
                 other.shutdown(socket.SHUT_WR)
             back.join()
 
 
-def _carry(source: object, target: object) -> None:
+def _carry(source: BinaryIO, target: BinaryIO) -> None:
     with contextlib.suppress(OSError, ValueError):  # one of them has ended
-        shutil.copyfileobj(source, target)  # type: ignore[misc]
+        shutil.copyfileobj(source, target)
 
 
 @contextlib.contextmanager

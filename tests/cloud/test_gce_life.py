@@ -136,7 +136,29 @@ def test_google_ends_a_machine_at_its_limit_with_its_disk(google: StandIn, tmp_p
         await bring_up(made)
         await asyncio.to_thread(google.jump, LONG_S)
         await until_seen(lambda: not google.left(), "Google has deleted it, and its disk")
-        assert await find(made, ONE) is None, "it was not taken back, and is just gone"
+        seen = await find(made, ONE)
+        assert seen is not None
+        assert (seen.phase, seen.detail) == ("gone", "Google ended it at its limit")
+        await made.delete(ONE)
+        assert await find(made, ONE) is None
+
+    use(google, tmp_path, work)
+
+
+def test_a_machine_that_somebody_deletes_or_stops_is_lost_and_neither_taken_back_nor_at_its_limit(
+    google: StandIn, tmp_path: Path
+) -> None:
+    async def work(made: GcePlace) -> None:
+        await bring_up(made)
+        instance, instances = google.instance(ONE), google.api.instances
+        google.do(lambda: google.cloud.spawn(instances.stop(instance)))
+        await until_seen(lambda: google.instance(ONE).status == "TERMINATED", "it is stopped")
+        seen = await find(made, ONE)
+        assert seen is not None
+        assert (seen.phase, seen.detail) == ("gone", "Google shows it as TERMINATED")
+        google.do(lambda: google.cloud.spawn(instances.delete(instance)))
+        await until_seen(lambda: not google.instances(), "it is deleted")
+        assert await find(made, ONE) is None
 
     use(google, tmp_path, work)
 

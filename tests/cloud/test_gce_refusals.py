@@ -17,6 +17,7 @@ from evalfleet.errors import PlaceError, RequestError
 from evalfleet.model import MachineId, Needs
 from evalfleet.places.gce import GcePlace, GceSettings
 from evalfleet.places.gce.answers import GoogleFault
+from evalfleet.places.gce.names import timestamp
 from evalfleet.places.gce.settings import account_of
 from evalfleet.places.vm.answers import Problem
 from evalfleet.ports import PlaceContext
@@ -315,18 +316,41 @@ def test_a_machine_of_somebody_elses_name_is_left_alone(google: StandIn, tmp_pat
     use(google, tmp_path, work)
 
 
-def test_a_limit_that_google_does_not_keep_is_no_limit(google: StandIn, tmp_path: Path) -> None:
-    """What Google plans is read back; a machine that would live on is deleted, and the place is not used."""
-    check = google.api.instances.check
+@pytest.mark.parametrize("off_s", [86_400.0, -3600.0])
+def test_a_limit_that_google_does_not_keep_is_no_limit(google: StandIn, tmp_path: Path, off_s: float) -> None:
+    """What Google plans is read back; a machine that would live on, or not long enough for what it is to do,
+    is deleted, and the place is not used."""
+    check, planned = google.api.instances.check, google.clock.now() + 7200 + off_s
 
     def forgetful(zone: str, body: dict[str, Any]) -> Any:
         type, scheduling = check(zone, body)
-        return type, {**scheduling, "terminationTime": "2036-01-01T00:00:00Z"}
+        return type, {**scheduling, "terminationTime": timestamp(planned)}
 
     google.api.instances.check = forgetful  # type: ignore[method-assign]
     error = refused(google, tmp_path)
     assert (error.scope, error.transient) == ("place", False)
-    assert "2036-01-01" in str(error)
+    assert f"Google would end it at {timestamp(planned)}" in str(error)
+
+
+def test_the_limit_of_a_machine_that_a_killed_controller_asked_for_is_read_back_too(
+    google: StandIn, tmp_path: Path
+) -> None:
+    """By what its labels say: the clock of the computer that takes it up may be another one's."""
+
+    async def make(made: GcePlace) -> None:
+        await asked_for(google, made)
+
+    async def adopt(made: GcePlace) -> PlaceError:
+        google.instances()[0].ends_at = google.clock.now() + 90_000
+        error = await raised(PlaceError, made.create(ONE, offer(), 9000))
+        await made.delete(ONE)
+        return error
+
+    use(google, tmp_path, make)
+    error: PlaceError = use(google, tmp_path, adopt)
+    assert (error.scope, error.transient) == ("place", False)
+    assert "Google would end it" in str(error)
+    assert not google.left()
 
 
 def test_a_limit_cannot_be_moved_while_a_machine_runs(google: StandIn, tmp_path: Path) -> None:

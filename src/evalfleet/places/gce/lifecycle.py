@@ -17,7 +17,7 @@ from .answers import GoogleFault
 from .client import ComputeClient, path_of, request_id
 from .inventory import COMING, Instance, ProjectInventory, ProjectSnapshot, vm_of
 from .names import HOME, label, machine_in, timestamp
-from .template import AGREES_S, InstanceBuild, instance, login_line, scheduling
+from .template import AGREES_S, LATE_S, InstanceBuild, instance, login_line, scheduling
 
 DELETE_S = 300.0
 """For so long a deletion is waited for that goes on."""
@@ -66,7 +66,7 @@ class InstanceControl:
             await asyncio.gather(looking, return_exceptions=True)
         on_allocated()
         vm = await self._running(f"{zone}/instances/{build.name}", machine)
-        await self._check_end(vm, build.ends_at)
+        await self.check_end(vm, build.ends_at)
         return vm
 
     async def _tell_allocated(self, machine: MachineId, on_allocated: Callable[[], None]) -> None:
@@ -135,12 +135,17 @@ class InstanceControl:
                 return vm
         raise AssertionError("snapshots never end")
 
-    async def _check_end(self, vm: Instance, ends_at: float) -> None:
-        """Google must have understood when it is to end the machine: nobody else may be there to do so."""
+    async def check_end(self, vm: Instance, told: float | None = None) -> None:
+        """Google must have understood when it is to end the machine: nobody else may be there to do so.
+
+        `told`: when it is to. One that was not asked for just now has that in its labels.
+        """
         if vm.ends_at is None:
             shown = await self._client.find(vm.path)
             vm = vm_of(shown) if shown is not None else vm
-        if vm.ends_at is None or vm.ends_at > ends_at + AGREES_S:
+        ends_at = told if told is not None else (vm.expires_at or 0.0) - LATE_S
+        # one that ends sooner would be given tasks that outlive it
+        if vm.ends_at is None or abs(vm.ends_at - ends_at) > AGREES_S:
             planned = "never" if vm.ends_at is None else f"at {timestamp(vm.ends_at)}"
             await self._client.change("DELETE", vm.path)
             raise PlaceError(
@@ -159,7 +164,7 @@ class InstanceControl:
         await self.mark(vm, labels)
         await self._client.change("POST", f"{vm.path}/start")
         running = await self.until_running(machine)
-        await self._check_end(running, ends_at)
+        await self.check_end(running, ends_at)
         return running
 
     async def mark(self, vm: Instance, labels: Mapping[str, str]) -> None:
@@ -198,7 +203,9 @@ class InstanceControl:
             if vm.status == "RUNNING":
                 await self._client.change("POST", f"{vm.path}/stop")
             await self._client.change("POST", f"{vm.path}/start")
-        return await self.until_running(machine)
+        running = await self.until_running(machine)
+        await self.check_end(running)
+        return running
 
     async def boot(self, machine: MachineId, vm: Instance) -> AsyncGenerator[RunningVm]:
         """An instance that runs, looked at anew each time, without end. Raises PlaceError."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import ClassVar
 
@@ -30,6 +31,7 @@ from .settings import GceSettings, GoogleAccount, account_of
 from .template import InstanceBuild, end_of
 
 LOOK_S = 30.0
+AT_LIMIT = "Google ended it at its limit"
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +72,8 @@ class GcePlace(VmPlace[Instance, ProjectSnapshot], Preflight):
         self._distances: dict[str, float] = {}
         """Seconds to each region, nearest first, once they were measured."""
         self._measuring = asyncio.Lock()
+        self._ends: dict[MachineId, float] = {}
+        """When Google ends each machine that was seen to run, by its own clock."""
 
     @classmethod
     def make(cls, name: str, settings: GceSettings, context: PlaceContext) -> GcePlace:
@@ -132,7 +136,9 @@ class GcePlace(VmPlace[Instance, ProjectSnapshot], Preflight):
                 ends_at = end_of(self._client.now(), until)
                 labels, stops = self._labels(machine, until), self._use == "pool"
                 return await self._lifecycle.start(vm, machine, ends_at, labels, stops=stops)
-            return await self._lifecycle.until_running(machine)
+            running = await self._lifecycle.until_running(machine)
+            await self._lifecycle.check_end(running)  # who asked for it may have been killed before
+            return running
         except GoogleFault as fault:
             region = region_of(offer.region)
             have_some = any(region_of(vm.zone) == region for vm in snapshot.vms.values())
@@ -173,17 +179,19 @@ class GcePlace(VmPlace[Instance, ProjectSnapshot], Preflight):
         snapshot = await self._snapshot()
         await self._maintain(snapshot)
         now = self._client.now()
+        self._ends |= {machine: vm.ends_at for machine, vm in snapshot.vms.items() if vm.ends_at is not None}
         found = {machine: self._machine(snapshot, machine, now) for machine in snapshot.machines}
         ended = [each for each, shown in found.items() if shown.phase == "gone"]
         if ended or self._keys.hosts() - snapshot.machines:
             with as_refusal(UNSEEN):
-                await self._tell_evicted(snapshot, found)
+                await self._tell_why(snapshot, found, now)
         return tuple(found[machine] for machine in sorted(found) if machine.startswith(f"{pool}-"))
 
-    async def _tell_evicted(self, snapshot: ProjectSnapshot, found: dict[MachineId, Machine]) -> None:
-        """Tell what Google took back from what was lost otherwise: that is in its operations alone.
+    async def _tell_why(self, snapshot: ProjectSnapshot, found: dict[MachineId, Machine], now: float) -> None:
+        """Tell what Google took back, and what it ended at its limit, from what was lost otherwise.
 
-        One that is gone with its disk is listed, too, until it is deleted here.
+        The first is in its operations alone. What is gone with its disk is listed, too, until it is deleted
+        here. Of a machine whose limit came while nobody looked, the engine knows when that was.
         """
         preempted = await self._inventory.preempted()
         for machine in {*found, *self._keys.hosts()}:
@@ -192,11 +200,14 @@ class GcePlace(VmPlace[Instance, ProjectSnapshot], Preflight):
             name, vm = name_of(machine, self._settings.name), snapshot.vms.get(machine)
             if any(each.is_of(name, vm) for each in preempted):
                 found[machine] = Machine(machine, "evicted")
+            elif now >= self._ends.get(machine, math.inf):
+                found[machine] = Machine(machine, "gone", detail=AT_LIMIT)
 
     def _machine(self, snapshot: ProjectSnapshot, machine: MachineId, now: float) -> Machine:
         vm, phase = snapshot.vms.get(machine), snapshot.phase(machine, now)
         if vm is None or phase != "up":
-            return Machine(machine, phase)
+            shown = f"Google shows it as {vm.status}" if vm is not None and phase == "gone" else ""
+            return Machine(machine, phase, detail=shown)
         if not vm.address or not self._keys.has_host(machine):
             return Machine(machine, "pending")
         timings, host_key = self._readiness.timings(machine), self._keys.host_public(machine)
