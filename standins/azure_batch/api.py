@@ -11,10 +11,15 @@ from standins.azure.blobs import ACCOUNT as STORAGE
 from standins.azure.words import SUBSCRIPTION
 from standins.cloud.words import Answer, Call, Json
 
+from .formula import evaluated
 from .service import Job, Node, Pool, Service, Task, folder_of
 from .words import ACCOUNT, REGION, VERSION, BatchError, checked_id, invalid, missing, need, seconds
 
 PAGE = 1000
+EVALUATED_S = 900.0
+"""Formulas are evaluated so often, unless the client says otherwise."""
+SCALED_S = 30.0
+"""No two requests to scale a pool by a formula may be closer."""
 RESERVED = range(50_000, 55_001)
 IMAGES = (
     ("canonical", "ubuntu-24_04-lts", "server", "batch.node.ubuntu 24.04", ()),
@@ -58,6 +63,8 @@ class Api:
             ("GET", f"/pools/{item}", self._pool),
             ("DELETE", f"/pools/{item}", self._delete_pool),
             ("POST", f"/pools/{item}/resize", self._resize),
+            ("POST", f"/pools/{item}/enableautoscale", self._scale),
+            ("POST", f"/pools/{item}/disableautoscale", self._stop_scaling),
             ("POST", f"/pools/{item}/removenodes", self._remove_nodes),
             ("GET", f"/pools/{item}/nodes", self._nodes),
             ("GET", f"/pools/{item}/nodes/{item}", self._node),
@@ -235,6 +242,32 @@ class Api:
         self._service.resize(pool, *(int(each or 0) for each in targets))
         return Answer(202)
 
+    async def _scale(self, call: Call, id: str) -> Answer:
+        pool, service = self._find_pool(id), self._service
+        formula, every = need(call.body, "autoScaleFormula"), call.body.get("autoScaleEvaluationInterval")
+        if (seconds(every) or EVALUATED_S) < 300:
+            raise invalid("autoScaleEvaluationInterval", every, "from 5 minutes to 168 hours")
+        if pool.resizing:
+            raise BatchError(409, "PoolResizing", "The specified pool is being resized.")
+        if service.clock.now() - pool.scaled < SCALED_S:
+            raise BatchError(
+                409,
+                "AutoScaleTooManyRequestsToEnable",
+                "Another request to enable autoscale on the pool was within 30 seconds.",
+            )
+        try:
+            evaluated(formula, service.clock.now())
+        except SyntaxError as error:
+            raise BatchError(
+                400, "AutoScalingFormulaSyntaxError", f"The formula has a syntax error: {error.msg}"
+            ) from None
+        service.enable_scaling(pool, formula, seconds(every) or EVALUATED_S)
+        return Answer(200)
+
+    async def _stop_scaling(self, call: Call, id: str) -> Answer:
+        self._service.disable_scaling(self._find_pool(id))
+        return Answer(200)
+
     async def _remove_nodes(self, call: Call, id: str) -> Answer:
         pool = self._find_pool(id)
         for each in need(call.body, "nodeList"):
@@ -266,6 +299,7 @@ class Api:
             "currentDedicatedNodes": len(pool.of(False)),
             "currentLowPriorityNodes": len(pool.of(True)),
             "enableAutoScale": bool(pool.formula),
+            **({"autoScaleFormula": pool.formula} if pool.formula else {}),
             **({"resizeErrors": pool.errors} if pool.errors else {}),
         }
 

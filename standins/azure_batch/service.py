@@ -15,6 +15,7 @@ from standins.cloud.machines import MachineTrouble
 from standins.cloud.meters import Meters
 from standins.cloud.words import Json
 
+from .formula import evaluated
 from .nodes import ROOT, Nodes, TaskRun
 from .words import REGION, Faults, seconds
 
@@ -122,6 +123,8 @@ class Pool:
     scaled: float = 0.0
     changed: float = 0.0
     scaling: asyncio.Task[None] | None = None
+    evaluating: asyncio.Task[None] | None = None
+    """Where it scales by a formula."""
 
     @property
     def cores(self) -> int:
@@ -178,6 +181,24 @@ class Service(Background):
             pool.scaling.cancel()
         pool.scaling = self.spawn(self._scale(pool))
 
+    def enable_scaling(self, pool: Pool, formula: str, every_s: float) -> None:
+        self.disable_scaling(pool)
+        pool.formula, pool.scaled = formula, self.clock.now()
+        pool.evaluating = self.spawn(self._evaluate(pool, every_s))
+
+    def disable_scaling(self, pool: Pool) -> None:
+        """Its targets stay as they are."""
+        pool.formula = ""
+        if pool.evaluating is not None:
+            pool.evaluating.cancel()
+
+    async def _evaluate(self, pool: Pool, every_s: float) -> None:
+        while pool.state == "active":
+            targets = evaluated(pool.formula, self.clock.now())
+            if targets != pool.targets:
+                self.resize(pool, targets[False], targets[True])
+            await self.clock.sleep(every_s)
+
     async def _scale(self, pool: Pool) -> None:
         """Bring the pool to its targets, as far as quota and the region allow."""
         patience, needed = seconds(pool.body.get("resizeTimeout")), self.random.uniform(*self.timing.allocate)
@@ -190,7 +211,8 @@ class Service(Background):
         for spot, target in pool.targets.items():
             idle_first = sorted(pool.of(spot), key=lambda node: node.state == "running")
             for node in idle_first[: max(0, len(idle_first) - target)]:
-                self.spawn(self.release(node))
+                if node.task is None or not pool.formula:  # which says `taskcompletion`
+                    self.spawn(self.release(node))
             for _ in range(target - len(pool.of(spot))):
                 if (error := self._refused(pool, spot)) is not None:
                     pool.errors.append(error)
@@ -360,6 +382,7 @@ class Service(Background):
         pool.state, pool.changed = "deleting", self.clock.now()
         if pool.scaling is not None:
             pool.scaling.cancel()
+        self.disable_scaling(pool)
         pool.targets = {False: 0, True: 0}
         await asyncio.gather(*(self.release(node) for node in list(pool.nodes.values())))
         await self._take(self.timing.end)
@@ -467,6 +490,8 @@ class Service(Background):
         task.state, task.changed, task.life = "completed", self.clock.now(), None
         node.task = None
         self._become(node, "idle")
+        if node.pool.formula and len(node.pool.of(node.spot)) > node.pool.targets[node.spot]:
+            self.spawn(self.release(node))
         self.spawn(self._after(job, task))
 
     async def _without_image(self, pool: Pool, task: Json) -> str:

@@ -30,8 +30,21 @@ from evalfleet.places.azure_batch.registry import registry_login
 from evalfleet.places.azure_batch.template import NO_IMAGE, NO_PULL, JobBuild, job_body
 from evalfleet.ports import PlaceContext
 from standins.azure_batch import Failed, StandIn, Throttled, Timing
+from standins.azure_batch.formula import evaluated
 from standins.azure_batch.nodes import PaperRun
-from tests.cloud.batch_places import FAST, HOME, IDENTITY, QUICK, examine, machine_id, offer, place, play
+from standins.azure_batch.service import Pool
+from tests.cloud.batch_places import (
+    FAST,
+    HOME,
+    IDENTITY,
+    QUICK,
+    SIZE,
+    examine,
+    machine_id,
+    offer,
+    place,
+    play,
+)
 from tests.cloud.mail_desk import seen
 from tests.waiting import until, until_async
 
@@ -400,6 +413,91 @@ def test_a_pool_of_the_users_is_used_and_left_as_it_was(batch: StandIn, tmp_path
     assert nodes == ["idle", "idle"]
     found = examine(batch, tmp_path, pool="mine")["pool"]
     assert (found.verdict, "NAT" in found.found) == ("bad", True)
+
+
+def users_pool(batch: StandIn, **more: Any) -> Pool:
+    body = {"vmSize": SIZE, "virtualMachineConfiguration": {}, **more}
+    made = batch.do(lambda: batch.service.add_pool("mine", body))
+    until(lambda: not made.resizing, "the pool is steady")
+    return made
+
+
+def test_a_pool_of_yours_that_rests_at_zero_is_raised_and_goes_back_and_others_lose_nothing(
+    batch: StandIn, tmp_path: Path
+) -> None:
+    """Somebody else's task takes a node of it meanwhile: it stays for as long as that task needs it."""
+    pool = users_pool(batch)
+
+    def tasks(job: str) -> list[str]:
+        return [task.state for task in batch.job(job).tasks.values()]
+
+    async def act(made: AzureBatchPlace) -> None:
+        async def count(many: int) -> bool:
+            await made.list("run")
+            await asyncio.to_thread(batch.jump, 31.0)  # Batch takes no two formulas within 30 s
+            return len(pool.nodes) == many and not pool.resizing
+
+        for n in (1, 2):
+            await made.create(machine_id(n), offer(), LIFE_S)
+        await until_async(lambda: count(2), "the pool has a node for each machine")
+        until(lambda: tasks(machine_id(1)) == tasks(machine_id(2)) == ["running"], "both run")
+        job = batch.do(lambda: batch.service.add_job("theirs", {"poolInfo": {"poolId": "mine"}}))
+        batch.do(lambda: batch.service.add_task(job, "t", {"id": "t", "commandLine": "true"}))
+        await made.delete(machine_id(1))
+        until(lambda: tasks("theirs") == ["running"], "their task has the node that was ours")
+        await made.delete(machine_id(2))
+        await until_async(lambda: count(1), "our nodes are gone, and theirs is there")
+        assert await made.list("run") == ()
+        assert tasks("theirs") == ["running"]
+        batch.do(lambda: next(run for at, run in batch.paper.runs.items() if "theirs" in at).end(0))
+        await until_async(lambda: count(0), "the pool is at zero")
+
+        async def at_rest() -> bool:
+            await made.list("run")
+            return not pool.formula
+
+        await until_async(at_rest, "the pool is as it was")
+
+    play(batch, tmp_path, act, pool="mine")
+    until(lambda: batch.left() == ["mine", "theirs"], lambda: f"{batch.left()}")
+    assert pool.targets == {False: 0, True: 0}
+
+
+def test_a_raised_pool_of_yours_goes_back_to_zero_also_if_nobody_comes_back(
+    batch: StandIn, tmp_path: Path
+) -> None:
+    pool = users_pool(batch)
+
+    async def make(made: AzureBatchPlace) -> None:
+        await made.create(ONE, offer(spot=True), LIFE_S)
+        assert (await seen(made, "pending")).start
+        assert pool.targets == {False: 0, True: 1}
+
+    play(batch, tmp_path, make, pool="mine", spot=True)
+    batch.jump(4 * LIFE_S)
+    until(lambda: not batch.meters.running(), "its node is gone")
+    assert batch.meters.seconds("vm", batch.clock.now()) < 2 * LIFE_S + 900 + 400
+
+    async def reap(stranger: AzureBatchPlace) -> None:
+        for each in await stranger.belongings():
+            await stranger.reap(each)
+
+    play(batch, tmp_path / "stranger", reap, home_id="ffffffffffff", pool="mine")
+    until(lambda: batch.left() == ["mine"], lambda: f"{batch.left()}")
+    assert not pool.formula or evaluated(pool.formula, 0.0) == {False: 0, True: 0}
+
+
+def test_a_pool_of_yours_that_cannot_be_raised_says_so(batch: StandIn, tmp_path: Path) -> None:
+    users_pool(batch)
+    batch.service.quota["dedicated"] = 0
+
+    async def act(made: AzureBatchPlace) -> None:
+        await made.create(ONE, offer(), LIFE_S)
+        assert "ask for more dedicated cores" in (await seen(made, "gone")).detail
+        await made.delete(ONE)
+
+    play(batch, tmp_path, act, pool="mine")
+    until(lambda: batch.left() == ["mine"], "the job is gone")
 
 
 # -- before money is spent -------------------------------------------------------------------------

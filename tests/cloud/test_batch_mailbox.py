@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -298,21 +299,38 @@ def test_a_pool_of_yours_pulls_by_its_identity(batch: StandIn, tmp_path: Path, i
           "node_agent": "batch.node.ubuntu 22.04"}, "image", "warn", "microsoft-dsvm:ubuntu-hpc:2404"),
         ({"pool": "plain", "container": "a/b:1"}, "pool", "bad", "leave `container` out"),
         ({"pool": "contained"}, "pool", "bad", "set `container`"),
-        ({"pool": "contained", "container": "a/b:1"}, "pool", "warn", "autoscale"),
+        ({"pool": "contained", "container": "a/b:1"}, "pool", "good", "at zero but for the nodes"),
+        ({"pool": "standing"}, "pool", "warn", "resize it to zero"),
+        ({"pool": "plain", "sizes": ("Standard_D8s_v5",)}, "pool", "bad", 'set sizes = ["Standard_D4s_v5"]'),
+        ({"pool": "theirs"}, "pool", "bad", "Batch has made it for the machine run-1"),
+        ({"pool": "nowhere"}, "pool", "bad", "`az batch pool list` shows"),
     ],
 )  # fmt: skip
 def test_doctor_looks_at_what_mailboxes_and_containers_need(
     batch: StandIn, tmp_path: Path, more: dict[str, Any], name: str, verdict: str, told: str
 ) -> None:
     def add(pool: str, **machine: Any) -> None:
-        body = {"vmSize": "Standard_D4s_v5", "virtualMachineConfiguration": machine}
+        body: dict[str, Any] = {"vmSize": "Standard_D4s_v5", "virtualMachineConfiguration": machine}
+        body["targetDedicatedNodes"] = int(pool == "standing")
+        if pool == "theirs":
+            body["metadata"] = [{"name": "evalfleet-machine", "value": "run-1"}]
         batch.do(lambda: batch.service.add_pool(pool, body))
 
-    add("plain")
+    for pool in ("plain", "standing", "theirs"):
+        add(pool)
     add("contained", containerConfiguration={"type": "dockerCompatible"})
     found = examine(batch, tmp_path, **{**MAIL, **more})[name]
     assert found.verdict == verdict, found
     assert told in found.found + found.remedy
+    if (name, verdict) == ("pool", "bad"):
+
+        async def act(made: AzureBatchPlace) -> None:
+            with pytest.raises(PlaceError, match=re.escape(found.remedy)) as refused:
+                await made.doubts(60.0)
+            assert (refused.value.transient, refused.value.scope) == (False, "place")
+            assert "\n" not in str(refused.value)
+
+        play(batch, tmp_path, act, **{**MAIL, **more})  # a run is refused before anything is made
 
 
 @pytest.mark.parametrize(

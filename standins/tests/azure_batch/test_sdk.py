@@ -226,3 +226,60 @@ def test_lists_come_in_pages_and_by_filter(client: Any) -> None:
     add_job(client, "other")
     found = client.list_jobs(filter="startswith(id,'job-')", max_results=2)
     assert sorted(job.id for job in found) == [f"job-{n}" for n in range(5)]
+
+
+def test_a_pool_scales_by_a_formula_that_knows_the_time_and_takes_no_two_within_30_seconds(
+    batch: StandIn, client: Any
+) -> None:
+    models: Any = importlib.import_module("azure.batch.models")
+    client.create_pool({"id": "p", "vmSize": "Standard_D4s_v5", "virtualMachineConfiguration": MACHINE})
+    once(lambda: client.get_pool("p"), lambda pool: pool.allocation_state == "steady")
+    end = batch.clock.stamp(batch.clock.now() + 600)
+    formula = f'n = (time() < time("{end}") ? 2 : 0);\n$TargetDedicatedNodes = n;'
+    asked = models.BatchPoolEnableAutoScaleOptions(
+        auto_scale_formula=formula, auto_scale_evaluation_interval=timedelta(minutes=5)
+    )
+    client.enable_pool_auto_scale("p", asked)
+    shown = once(lambda: client.get_pool("p"), lambda pool: pool.current_dedicated_nodes == 2)
+    assert (shown.enable_auto_scale, shown.auto_scale_formula) == (True, formula)
+    with pytest.raises(HttpResponseError, match="within 30 seconds"):
+        client.enable_pool_auto_scale("p", asked)
+    with pytest.raises(HttpResponseError, match="Automatic scaling is enabled"):
+        client.begin_resize_pool("p", {"targetDedicatedNodes": 1})
+    batch.jump(1000.0)
+    once(lambda: client.get_pool("p"), lambda pool: pool.current_dedicated_nodes == 0)
+    wrong = models.BatchPoolEnableAutoScaleOptions(auto_scale_formula="$TargetDedicatedNodes = many")
+    with pytest.raises(HttpResponseError, match="AutoScalingFormulaSyntaxError"):
+        client.enable_pool_auto_scale("p", wrong)
+    client.disable_pool_auto_scale("p")
+    assert not client.get_pool("p").enable_auto_scale
+
+
+@pytest.mark.parametrize(("password", "state"), [("wrong", "unusable"), ("right", "idle")])
+def test_a_registry_wants_the_right_password_which_is_not_shown_again(
+    batch: StandIn, client: Any, password: str, state: str
+) -> None:
+    batch.service.registries["evals.azurecr.io"] = {"username": "u", "password": "right"}
+    login = {"registryServer": "evals.azurecr.io", "username": "u", "password": password}
+
+    def create(id: str, registry: dict[str, str]) -> None:
+        contained = {
+            "type": "dockerCompatible",
+            "containerImageNames": ["evals.azurecr.io/a:1"],
+            "containerRegistries": [registry],
+        }
+        machine = {**MACHINE, "containerConfiguration": contained}
+        pool = {"id": id, "vmSize": "Standard_D4s_v5", "targetDedicatedNodes": 1}
+        client.create_pool({**pool, "virtualMachineConfiguration": machine})
+
+    create("p", login)
+    (node,) = once(
+        lambda: list(client.list_nodes("p")), lambda nodes: [each.state for each in nodes] == [state]
+    )
+    assert state == "idle" or "unauthorized" in node.errors[0].message
+    machine = client.get_pool("p").virtual_machine_configuration
+    (shown,) = machine.container_configuration.container_registries
+    assert (shown.username, shown.password) == ("u", None)
+    del login["password"]
+    with pytest.raises(HttpResponseError, match="a user name and a password, or an identity"):
+        create("q", login)

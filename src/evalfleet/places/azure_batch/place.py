@@ -21,7 +21,7 @@ from evalfleet.places.azure.answers import ArmFault
 from evalfleet.places.azure.arm import ArmClient, ArmEndpoint
 from evalfleet.places.azure.bills import AzureBills
 from evalfleet.places.azure.mailboxes import BlobMailboxes
-from evalfleet.places.azure.names import HOME, MACHINE, tags_of
+from evalfleet.places.azure.names import EXPIRES, HOME, MACHINE, stamp, tags_of
 from evalfleet.places.azure.prices import AzurePriceBook
 from evalfleet.places.azure.retail import RetailPrices
 from evalfleet.places.azure.services import (
@@ -38,6 +38,7 @@ from evalfleet.places.vm.place import UNSEEN, VmPlace, check_installed
 from evalfleet.ports import Belonging, Channel, Check, Dialled, Fence, Image, Made, PlaceContext, Preflight
 
 from . import preflight
+from .own_pool import OwnPool
 from .registry import registry_login
 from .service import (
     CONTENT,
@@ -52,7 +53,7 @@ from .service import (
 )
 from .settings import AzureBatchSettings, BatchAccount, account_of
 from .storage import MailStorage
-from .template import START, JobBuild, NodeStart, job_body, job_id, mark_of, metadata, metadata_in
+from .template import END_S, START, JobBuild, NodeStart, job_body, job_id, mark_of, metadata, metadata_in
 
 log = logging.getLogger(__name__)
 MAILBOX = "mailbox"
@@ -88,6 +89,9 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
             opened = self._storage.blobs
             self._boxes = BlobMailboxes("batch", context, account.owner, opened, self._arm.now)
         self._inventory = AccountInventory(self._batch, self._boxes, self._prefix, context.home_id)
+        self._own_pool = OwnPool(self._batch, settings.pool) if settings.pool else None
+        self._given_up: set[MachineId] = set()
+        """Those whose nodes the user's pool has not been told to give back yet."""
         self._looks = ServiceLooks(self._look, settings.poll_s)
         self._meetings: dict[MachineId, asyncio.Task[None]] = {}
         self._troubles: dict[MachineId, str] = {}
@@ -121,6 +125,8 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
     async def _look(self) -> Mapping[MachineId, Sighting]:
         """What is there; and what must be done for machines that have just started."""
         found = await self._inventory.look()
+        if self._own_pool is not None:
+            found = await self._in_users_pool(self._own_pool, found)
         fresh = [
             each for each in found.values() if each.state == "active" and each.start is None and each.node
         ]
@@ -131,6 +137,16 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
         for seen in found.values():
             self._attend(seen)
         return found
+
+    async def _in_users_pool(
+        self, own: OwnPool, found: Mapping[MachineId, Sighting]
+    ) -> Mapping[MachineId, Sighting]:
+        """The same machines, and those that were deleted until the pool is told to give their nodes back."""
+        pool, is_done = await own.keep()
+        if is_done:
+            self._given_up.clear()
+        left = {machine: Sighting(machine, {}, has_box=True) for machine in self._given_up}
+        return {name: structs.replace(each, users_pool=pool) for name, each in {**left, **found}.items()}
 
     async def _mark(self, seen: Sighting) -> Sighting:
         """Write down with the job that it has started: of all that look, the first one's word counts."""
@@ -143,7 +159,8 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
         return structs.replace(seen, start=start)
 
     async def _write(self, seen: Sighting, start: NodeStart, **more: object) -> None:
-        tags = {**metadata_in(seen.job), START: mark_of(start)}
+        ends_at = stamp(start.allocated + seen.life_s + END_S)
+        tags = {**metadata_in(seen.job), START: mark_of(start), EXPIRES: ends_at}
         try:
             await self._batch.patch_job(str(seen.job["id"]), {"metadata": metadata(tags), **more})
         except ArmFault as fault:
@@ -285,6 +302,8 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
         await self._access.drop(machine)
         async with self._turn(machine):
             with as_refusal(self._named(machine)):
+                if self._own_pool is not None:
+                    self._given_up.add(machine)
                 await self._batch.delete(f"jobs/{job_id(machine, self._settings.name)}")
                 await self._delete_pools(await self._batch.pools(), machine, self._home)
             if self._boxes is not None:
@@ -348,7 +367,14 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
 
     async def doubts(self, lasts_s: float) -> Sequence[str]:
         registry_login(self._settings, self._base, self._environ)
-        return await knock(self._arm, self._name, lambda: self._batch.jobs(self._prefix))
+        doubts = await knock(self._arm, self._name, lambda: self._batch.jobs(self._prefix))
+        if self._settings.pool:  # Batch would let jobs wait for one that is not there
+            with as_refusal(f"pool {self._settings.pool}"):
+                check = preflight.own_pool_check(self._settings, await self._batch.pool(self._settings.pool))
+            if check.verdict == "bad":
+                why = f"pool {self._settings.pool}: {check.found}; {check.remedy}"
+                raise PlaceError(why, transient=False, scope="place")
+        return doubts
 
     async def examine(self, needs: Needs, workers: int = 1) -> Sequence[Check]:
         blobs = self._storage.blobs
@@ -374,6 +400,8 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
                     await (await self._storage.blobs()).delete_container(id)
                 else:
                     await self._batch.delete(f"{what}s/{id}")
+            if self._own_pool is not None:
+                await self._own_pool.keep()
 
     # -- images, which nodes do not become -----------------------------------------------------------
 

@@ -11,6 +11,7 @@ from evalfleet.model import MachineId, Needs, Offer
 from evalfleet.places.azure.answers import ArmFault
 from evalfleet.places.azure.arm import ArmClient
 from evalfleet.places.azure.blobs import BlobClient
+from evalfleet.places.azure.names import MACHINE
 from evalfleet.places.azure.prices import AzurePriceBook
 from evalfleet.places.azure.services import WHOSE, looked, node_offers, offer_checks, storage_checks
 from evalfleet.places.azure.sizes import VmSize, vcpus
@@ -18,11 +19,12 @@ from evalfleet.places.vm.answers import Json, rows, table
 from evalfleet.places.vm.preflight import clock_checks, machine_words, workers_checks
 from evalfleet.ports import Check, Made
 
+from .own_pool import is_at_rest, is_raised
 from .registry import registry_login, registry_of
 from .service import VERSION
 from .settings import CONTAINER_IMAGE, AzureBatchSettings, BatchAccount, image_of
 from .storage import managed_account
-from .template import END_S, job_id
+from .template import END_S, job_id, metadata_in
 
 LOST_S = 600.0
 """A machine that is reached by a mailbox may be silent for so long, while others are heard."""
@@ -136,43 +138,8 @@ class BatchChecks:
         return [Check("image", "good", f"{image} with {settings.node_agent}")]
 
     async def _own_pool(self) -> list[Check]:
-        settings = self._settings
-        pool = await self._batch.find(f"/pools/{settings.pool}", VERSION)
-        if pool is None:
-            remedy = (
-                "`az batch pool list` shows those that there are; without `pool` each machine has its own"
-            )
-            return [Check("pool", "bad", f"the account has no pool {settings.pool}", remedy)]
-        size = str(pool.get("vmSize"))
-        if size.lower() not in {each.lower() for each in settings.sizes}:
-            return [
-                Check(
-                    "pool", "bad", f"its nodes are {size}", f'set sizes = ["{size}"]: by it they are priced'
-                )
-            ]
-        machine = table(pool.get("virtualMachineConfiguration"))
-        if machine.get("containerConfiguration") and not settings.container:
-            told = "it has containerConfiguration, and so takes container tasks only"
-            remedy = 'set `container` to an image with Python, and reach = "mailbox"'
-            return [Check("pool", "bad", told, remedy)]
-        if settings.container and not machine.get("containerConfiguration"):
-            told = "it has no containerConfiguration, and so takes no containers"
-            return [Check("pool", "bad", told, "leave `container` out, or use a pool that has one")]
-        ends = table(table(pool.get("networkConfiguration")).get("endpointConfiguration"))
-        if (
-            settings.reach == "ssh"
-            and settings.public_ip
-            and not any(nat.get("backendPort") == 22 for nat in rows(ends.get("inboundNATPools")))
-        ):
-            told = "no inbound NAT pool leads to port 22 of its nodes"
-            remedy = 'make it with one, or set reach = "mailbox", or public_ip = false and `jump`'
-            return [Check("pool", "bad", told, remedy)]
-        if not pool.get("enableAutoScale"):
-            told = "it does not scale by itself: its nodes cost money also when nothing runs there"
-            return [
-                Check("pool", "warn", told, "give it an autoscale formula, or resize it to zero yourself")
-            ]
-        return [Check("pool", "good", f"{settings.pool}: {size}, scales by itself")]
+        pool = await self._batch.find(f"/pools/{self._settings.pool}", VERSION)
+        return [own_pool_check(self._settings, pool)]
 
     async def _mail_storage(self) -> list[Check]:
         return await storage_checks(await self._blobs())
@@ -210,6 +177,39 @@ class BatchChecks:
             return [Check("region", "bad", told, f'set account = "{account.name}.{region}"')]
         checks = _quota_checks(table(shown.get("properties")), offers, workers, active)
         return [check for check in checks if check.name != "storage" or self._settings.reach == "ssh"]
+
+
+def own_pool_check(settings: AzureBatchSettings, pool: Json | None) -> Check:
+    """Can machines be had in the pool that `pool` names?"""
+    if pool is None:
+        remedy = "`az batch pool list` shows those that there are; without `pool` each machine has its own"
+        return Check("pool", "bad", f"the account has no pool {settings.pool}", remedy)
+    if owner := metadata_in(pool).get(MACHINE):
+        told = f"Batch has made it for the machine {owner}, with which it goes"
+        return Check("pool", "bad", told, "name one that you have made yourself, or none")
+    size = str(pool.get("vmSize"))
+    if size.lower() not in {each.lower() for each in settings.sizes}:
+        return Check("pool", "bad", f"its nodes are {size}", f'set sizes = ["{size}"]: by it they are priced')
+    machine = table(pool.get("virtualMachineConfiguration"))
+    if machine.get("containerConfiguration") and not settings.container:
+        told = "it has containerConfiguration, and so takes container tasks only"
+        return Check("pool", "bad", told, 'set `container` to an image with Python, and reach = "mailbox"')
+    if settings.container and not machine.get("containerConfiguration"):
+        told = "it has no containerConfiguration, and so takes no containers"
+        return Check("pool", "bad", told, "leave `container` out, or use a pool that has one")
+    ends = table(table(pool.get("networkConfiguration")).get("endpointConfiguration"))
+    leads = any(nat.get("backendPort") == 22 for nat in rows(ends.get("inboundNATPools")))
+    if settings.reach == "ssh" and settings.public_ip and not leads:
+        told = "no inbound NAT pool leads to port 22 of its nodes"
+        remedy = 'make it with one, or set reach = "mailbox", or public_ip = false and `jump`'
+        return Check("pool", "bad", told, remedy)
+    if is_raised(pool) or (is_at_rest(pool) and not pool.get("enableAutoScale")):
+        return Check("pool", "good", f"{settings.pool}: {size}, at zero but for the nodes of our machines")
+    if not pool.get("enableAutoScale"):
+        told = "it has nodes of its own, which cost money also when nothing runs there"
+        remedy = "resize it to zero: then it has a node for each machine, for as long as that lives"
+        return Check("pool", "warn", told, remedy)
+    return Check("pool", "good", f"{settings.pool}: {size}, scales by itself")
 
 
 def registry_checks(settings: AzureBatchSettings, base: Path, environ: Mapping[str, str]) -> Sequence[Check]:

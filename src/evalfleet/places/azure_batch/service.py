@@ -68,6 +68,8 @@ class Sighting(Struct, frozen=True):
     """What is known of its first start."""
     has_box: bool = False
     """Is there a mailbox of its own?"""
+    users_pool: Json = {}
+    """The pool that it waits in, where that is the user's."""
 
     @property
     def state(self) -> str:
@@ -121,6 +123,21 @@ class BatchClient:
     async def pools(self) -> list[Json]:
         """Those that Batch has made for jobs of ours."""
         return await self.arm.all("/pools", VERSION, **{"$filter": f"startswith(id,'{PREFIX}')"})
+
+    async def pool(self, id: str) -> Json | None:
+        return await self.arm.find(f"/pools/{id}", VERSION)
+
+    async def active_jobs(self) -> list[Json]:
+        """Of everybody."""
+        return await self.arm.all("/jobs", VERSION, **{"$filter": "state eq 'active'"})
+
+    async def scale(self, pool: str, formula: str, every: str) -> None:
+        body = {"autoScaleFormula": formula, "autoScaleEvaluationInterval": every}
+        await self.arm.send("POST", f"/pools/{pool}/enableautoscale", VERSION, body)
+
+    async def stop_scaling(self, pool: str) -> None:
+        """It keeps the nodes that it has."""
+        await self.arm.send("POST", f"/pools/{pool}/disableautoscale", VERSION)
 
     async def nodes(self, pool: str) -> list[Json]:
         try:
@@ -295,8 +312,9 @@ def _start_failed(seen: Sighting, shown: Machine) -> Machine:
 
 
 def _waiting(seen: Sighting) -> Machine:
-    errors = rows(seen.pool.get("resizeErrors"))
-    if errors and seen.pool.get("allocationState") == "steady":
+    where = seen.pool or seen.users_pool
+    errors = rows(where.get("resizeErrors"))
+    if errors and where.get("allocationState") == "steady":
         remedy = REMEDIES.get(str(errors[0].get("code", "")).lower(), "other `sizes` are tried")
         return Machine(seen.machine, "gone", ran_s=0.0, detail=f"Batch: {_words(errors[0])}; {remedy}")
     wrong = table(table(seen.job.get("executionInfo")).get("schedulingError"))

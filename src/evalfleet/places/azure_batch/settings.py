@@ -60,7 +60,8 @@ class AzureBatchSettings(VmSettings, frozen=True, forbid_unknown_fields=True):
     pool: Annotated[
         str,
         Meta(
-            description="a pool of yours, which is neither resized nor deleted; else each machine has its own"
+            description="a pool of yours: one that rests at zero is raised for machines, and goes back to "
+            "zero; one with nodes is not resized; else each machine has its own"
         ),
     ] = ""
     reach: Annotated[

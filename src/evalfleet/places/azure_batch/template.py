@@ -22,6 +22,8 @@ TASK = "pilot"
 HOST_KEY = "wd/host-key"
 START = "evalfleet-start"
 LIFE = "evalfleet-life-s"
+SPOT = "evalfleet-spot"
+"""The tag of a job that is to have a spot node of a pool of the user's."""
 PREFIX = "evalfleet"
 """How the names of the pools begin that Batch makes for our jobs."""
 END_S = 60.0
@@ -98,6 +100,7 @@ class JobBuild(Struct, frozen=True):
 
 def job_body(settings: AzureBatchSettings, build: JobBuild) -> Json:
     """One call makes all of it, and the end of the job deletes all of it, whoever is there then."""
+    spot = {SPOT: "1"} if build.spot else {}
     most_s = settings.queue_s + BOOT_S + build.life_s + END_S
     return {
         "id": job_id(build.machine, settings.name),
@@ -107,7 +110,7 @@ def job_body(settings: AzureBatchSettings, build: JobBuild) -> Json:
         else {"autoPoolSpecification": _pool(settings, build)},
         "constraints": constraints(most_s),
         "jobManagerTask": _pilot(settings, build),
-        "metadata": metadata({**build.tags, LIFE: f"{build.life_s:.3f}"}),
+        "metadata": metadata({**build.tags, **spot, LIFE: f"{build.life_s:.3f}"}),
     }
 
 
