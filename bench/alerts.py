@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from msgspec import structs
+
 from evalfleet import events as ev
 from evalfleet.channels.samples import Sample
 from evalfleet.journal import Store
@@ -61,6 +63,7 @@ class Replay:
         self.home = home
         self.idle_since: dict[AttemptId, float] = {}
         self.full_since: float | None = None
+        self.asleep_since: float | None = None
         self.machines = [machine_id("r", "abcdef", n) for n in (1, 2)]
         limits = Limits(workers=2, attempts=3, budget_usd=BUDGET_USD)
         self.tell(ev.RunPlanned(Plan("r", "b", ("cloud",), limits=limits, home="abcdef"), 40))
@@ -90,9 +93,10 @@ class Replay:
 
     def situation(self) -> Situation:
         series: dict[MachineId, list[Sample]] = {}
-        if self.full_since is not None:
-            ages = range(int(self.second - self.full_since) // 10 * 10, -1, -10)
-            series[self.machines[0]] = [Sample(self.now - age * SECOND, 0.1, 0.1, 0.99) for age in ages]
+        for since, load in ((self.full_since, (0.1, 0.1, 0.99)), (self.asleep_since, (0.01, 0.1, 0.1))):
+            if since is not None:
+                ages = range(int(self.second - since) // 10 * 10, -1, -10)
+                series[self.machines[0]] = [Sample(self.now - age * SECOND, *load) for age in ages]
         progress = {
             attempt: Progress(3, idle_s=self.second - since) for attempt, since in self.idle_since.items()
         }
@@ -110,6 +114,11 @@ def _after_s(rule: str) -> float:
 def _stuck(run: Replay) -> float:
     run.idle_since[run.start(0)] = run.second
     return _after_s("job_stuck_no_progress")
+
+
+def _lifeless(run: Replay) -> float:
+    run.idle_since[run.start(0)] = run.asleep_since = run.second
+    return _after_s("no_sign_of_life")
 
 
 def _startup(run: Replay) -> float:
@@ -150,6 +159,13 @@ def _spent(share: float) -> Happening:
     return spend
 
 
+def _promise(run: Replay) -> float:
+    run.state.limits = structs.replace(run.state.limits, deadline_s=600.0)
+    for task in range(5):
+        run.attempt(task, Scored(1.0, True))
+    return 0.0
+
+
 def _model_errors(run: Replay) -> float:
     for task in range(3):
         run.attempt(task, Broken(Cause.MODEL, "429: out of quota"))
@@ -183,6 +199,7 @@ def _ended(run: Replay) -> float:
 
 CASES: dict[str, tuple[str, Happening]] = {
     "job_stuck_no_progress": ("job_stuck_no_progress", _stuck),
+    "no_sign_of_life": ("no_sign_of_life", _lifeless),
     "container_startup_timeout": ("container_startup_timeout", _startup),
     "compute_node_unhealthy": ("compute_node_unhealthy", _unhealthy),
     "slow_task_execution": ("slow_task_execution", _slow),
@@ -191,12 +208,15 @@ CASES: dict[str, tuple[str, Happening]] = {
     "budget 50%": ("budget", _spent(0.5)),
     "budget 80%": ("budget", _spent(0.8)),
     "budget 100%": ("budget", _spent(1.0)),
+    "promise_at_risk": ("promise_at_risk", _promise),
     "model_error_repeated": ("model_error_repeated", _model_errors),
     "queue_longer_than_planned": ("queue_longer_than_planned", _queue),
     "machines_left": ("machines_left", _left),
     "machines_left, not deleted": ("machines_left", _undeleted),
     "run_ended": (ENDED, _ended),
 }
+OF_A_SERVICE = {"queue_longer_than_planned", "no_sign_of_life"}
+"""The machines of these are a service's."""
 NOT_READY = {"container_startup_timeout", "docker_pull_slow", "queue_longer_than_planned"}
 """The machines of these are not there yet."""
 
@@ -236,7 +256,8 @@ def _replay(
     """Seconds from the cause to delivery, and how often it was told."""
     rule, cause = CASES[name]
     store = Store.open(home)
-    replay = Replay(home, queued=name.startswith("queue"), ready=name not in NOT_READY)
+    replay = Replay(home, queued=name in OF_A_SERVICE, ready=name not in NOT_READY)
+    store.create_stream("r", "run", replay.now, [ev.RunPlanned(replay.state.plan, 40)])
     notify = Notify(webhook=url, alerting=Alerting())
     watch = AlertWatch(home, store, "r", notify, lambda: replay.now)
     arrived.clear()

@@ -115,6 +115,19 @@ def test_a_node_whose_memory_is_used_up_is_replaced_by_what_its_supervisor_tells
 
 
 @pytest.mark.nightly
+def test_a_node_of_which_nothing_comes_is_replaced_though_its_pilot_beats(
+    ml: StandIn, tmp_path: Path
+) -> None:
+    """Whatever else this computer does, its processors count as idle here."""
+    rule = "[alerts.no_sign_of_life]\nafter_s = 10\nshare = 1.0\n"
+    at = limited(ml, tmp_path, 1, rule)
+    hangs_once(tmp_path)
+    why = scored_elsewhere(ml, at, begin(at))
+    assert "no_sign_of_life" in why, why
+    assert "has written nothing, made no step and asked no model for 10s" in why, why
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize("measured", [False, True], ids=["silent", "measured by Azure Monitor"])
 def test_a_container_that_dies_silently_is_given_up(ml: StandIn, tmp_path: Path, measured: bool) -> None:
     """Azure says `Running`. Where its node is used up, Azure Monitor tells it, and sooner."""

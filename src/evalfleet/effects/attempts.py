@@ -58,6 +58,7 @@ from evalfleet.model import (
     after,
 )
 from evalfleet.names import INCOMING, PARTIAL, artefacts_folder
+from evalfleet.policy import proven_online
 from evalfleet.ports import Answer, Channel, HostChannel
 from evalfleet.state import AttemptState, MachineState, exceeds, is_ungradable, is_ungraded, steered_by
 
@@ -67,6 +68,9 @@ from .steps import NOTHING_BESIDE, following_steps
 from .tools import Tools, check_wanted
 
 COLLECT_LIMIT_S = 600.0
+DEAD_S = 60.0
+"""A machine that was given up and has been silent for so long, while others were heard, is dead: nothing more
+comes from it."""
 COLLECT_TRIES = 5
 """While the machine answers in between: a connection that breaks three times in a row is no wonder in a large
 run."""
@@ -512,15 +516,19 @@ async def collect(tools: Tools, attempt: AttemptState, turn: asyncio.Semaphore) 
         tools.report(AttemptCollected(attempt.id, rescued, metered=_metered_late(tools, attempt)))
         return
     for _ in range(COLLECT_TRIES):
-        if machine.phase == "condemned" and machine.cause and CAUSES[machine.cause].unreachable:
+        if _is_dead(tools, machine):
             break
         try:
-            async with turn, asyncio.timeout(COLLECT_LIMIT_S):
+            async with turn, _while_it_may_answer(tools, machine):
                 found = await _bring_home(tools, machine, attempt)
             break
         except StaleController:
             raise
-        except (ChannelError, OSError) as err:  # a TimeoutError is an OSError
+        except TimeoutError:
+            why = "says nothing any more" if _is_dead(tools, machine) else "took too long to send them"
+            found = AttemptCollected(attempt.id, Collected(problem=f"the machine {why}"))
+            break
+        except (ChannelError, OSError) as err:
             if isinstance(err, OSError) and err.errno in NO_ROOM:
                 raise _no_room(tools) from err
             found = AttemptCollected(attempt.id, Collected(problem=str(err) or type(err).__name__))
@@ -531,6 +539,39 @@ async def collect(tools: Tools, attempt: AttemptState, turn: asyncio.Semaphore) 
     if tools.copy is not None:
         await tools.copy.keep(attempt.id)
     tools.report(found)
+
+
+@asynccontextmanager
+async def _while_it_may_answer(tools: Tools, machine: MachineState) -> AsyncGenerator[None]:
+    """Bounds what is asked of a machine. Raises TimeoutError, and does so soon if the machine is dead."""
+    loop = asyncio.get_running_loop()
+    timer: asyncio.TimerHandle | None = None
+    async with asyncio.timeout(COLLECT_LIMIT_S) as patience:
+
+        def look() -> None:
+            nonlocal timer
+            if _is_dead(tools, machine):
+                patience.reschedule(loop.time())
+            else:
+                timer = loop.call_later(DEAD_S / 4, look)
+
+        timer = loop.call_later(DEAD_S / 4, look)
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+
+def _is_dead(tools: Tools, machine: MachineState) -> bool:
+    """Was it given up, and is it known that it answers no more? While nobody else is heard, our own network
+    may be down, and it may answer yet."""
+    if machine.phase != "condemned":
+        return False
+    if machine.cause is not None and CAUSES[machine.cause].unreachable:
+        return True
+    if machine.silent_since is None or not proven_online(tools.state, machine):
+        return False
+    return tools.clock.now() >= after(machine.silent_since, max(DEAD_S, 2 * machine.offer.silent_s))
 
 
 def _metered_late(tools: Tools, attempt: AttemptState) -> Metered | None:
@@ -627,6 +668,8 @@ async def _answers_again(tools: Tools, machine: MachineState) -> bool:
     """Wait until the machine answers. False: it was given up, or the run is over and waits no longer."""
     patience = after(tools.clock.now(), machine.offer.lost_s)
     while machine.phase in ("ready", "mending") or (machine.cause is None and tools.clock.now() < patience):
+        if _is_dead(tools, machine):
+            return False
         if await _answers(tools.channel(machine), None):
             return True
         await _fell_silent(tools, machine)

@@ -175,7 +175,7 @@ def _notify(table: Table, where: str) -> Notify:
 
 def _alerting(table: Table, where: str) -> Alerting:
     """The rules as the file changes them. RequestError names a rule that is unknown, and the nearest."""
-    from evalfleet.views.alerts import ABOUT_A_MACHINE, ABOUT_AN_ATTEMPT, CHECKS, UNHEALTHY
+    from evalfleet.views.alerts import ABOUT_A_MACHINE, ABOUT_AN_ATTEMPT, AUTOMATIC, CHECKS
 
     cool_down_s = table.get("cool_down_s", Alerting().cool_down_s)
     if isinstance(cool_down_s, bool) or not isinstance(cool_down_s, int | float) or cool_down_s < 0:
@@ -193,7 +193,7 @@ def _alerting(table: Table, where: str) -> Alerting:
         given = _table(changes, f"{where[:-1]}.{name}]")
         rule = rules[name] = convert({**usual, **given}, AlertRule, f"{where[:-1]}.{name}]")
         machines = dict.fromkeys(("drain", "replace"), ABOUT_A_MACHINE)
-        about = {"end": ABOUT_AN_ATTEMPT, "auto": frozenset({UNHEALTHY}), **machines}
+        about = {"end": ABOUT_AN_ATTEMPT, "auto": AUTOMATIC, **machines}
         if rule.act in about and name not in about[rule.act]:
             can = ", ".join(sorted(about[rule.act]))
             raise RequestError(f"{where[:-1]}.{name}]: act = {rule.act!r} is only for {can}")

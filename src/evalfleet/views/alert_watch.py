@@ -29,7 +29,7 @@ from evalfleet.state import RunState, objection
 from evalfleet.version import __version__
 
 from . import notify as telling
-from .alerts import CHECKS, UNHEALTHY, Alert, Raised, Situation, act_of, holding
+from .alerts import CHECKS, LIFELESS, UNHEALTHY, Alert, Raised, Situation, act_of, holding, is_quiet
 from .format import iso
 from .progress import read_progress
 
@@ -54,14 +54,17 @@ log = logging.getLogger(__name__)
 def situation_of(home: Path, state: RunState, now: Micros, alerting: Alerting | None = None) -> Situation:
     """What rules look at, read from the files beside the journal."""
     wall = time.time_ns() // 1000
-    rule = (alerting or Alerting()).rules.get(UNHEALTHY, CHECKS[UNHEALTHY][1])
-    last_bytes = round((rule.after_s + SPARE_S) / EVERY_S * LINE_BYTES)
+    rules = (alerting or Alerting()).rules
+    used_up, lifeless = (rules.get(name, CHECKS[name][1]) for name in (UNHEALTHY, LIFELESS))
+    last_bytes = round((max(used_up.after_s, lifeless.after_s) + SPARE_S) / EVERY_S * LINE_BYTES)
+    progress = read_progress(home, state, wall)
     series: dict[MachineId, list[Sample]] = {
         machine: read_series(home, machine, last_bytes)
         for machine in state.ready
-        if _is_busy(read_newest(home, machine), rule.share)
+        if _is_busy(read_newest(home, machine), used_up.share)
+        or is_quiet(state, machine, progress, lifeless.after_s)
     }
-    return Situation(state, now, wall, read_progress(home, state, wall), series)
+    return Situation(state, now, wall, progress, series)
 
 
 def _is_busy(newest: Newest | None, share: float) -> bool:

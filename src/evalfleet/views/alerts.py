@@ -37,6 +37,7 @@ from .stats import at_risk, machines_usd, retries
 FEW_ATTEMPTS = 10
 FEW_SCORED = 5
 UNHEALTHY = "compute_node_unhealthy"
+LIFELESS = "no_sign_of_life"
 GAP_S = 30.0
 """Samples further apart than this do not tell what was between them."""
 
@@ -82,6 +83,40 @@ def _stuck(situation: Situation, rule: AlertRule) -> Found:
             signs = "no step, no output, no model call"
             text = f"{clean(attempt)} has made no progress for {duration(known.idle_s)}: {signs}"
             yield attempt, text, situation.state.attempts[attempt].machine, attempt
+
+
+def _lifeless(situation: Situation, rule: AlertRule) -> Found:
+    """Attempts on a service's node of which nothing comes, while the node itself does nothing.
+
+    One that computes is heard by its processor, and of one whose benchmark says how long it may be silent
+    (`stall_s`), the machine itself thinks.
+    """
+    state = situation.state
+    since = after(situation.wall, -rule.after_s)
+    for machine in state.ready:
+        known = state.machines[machine]
+        if not known.offer.queues or not is_quiet(state, machine, situation.progress, rule.after_s):
+            continue
+        samples = [sample for sample in situation.series.get(machine, ()) if sample.at <= situation.wall]
+        if not samples or seconds_between(samples[-1].at, situation.wall) > 2 * GAP_S:
+            continue  # a machine that tells nothing at all is silent: it is given up for that
+        begun = _since(samples, lambda sample: 1.0 - sample.cpu, 1.0 - rule.share)
+        if begun is not None and begun <= since:
+            attempt = next(iter(known.open))
+            quiet = f"{clean(attempt)} has written nothing, made no step and asked no model"
+            text = f"{quiet} for {duration(rule.after_s)}, while {clean(known.name)} did nothing"
+            yield attempt, text, machine, attempt
+
+
+def is_quiet(
+    state: RunState, machine: MachineId, progress: Mapping[AttemptId, Progress], after_s: float
+) -> bool:
+    """Does something run there that may be expected to write, and has nothing come of any of it for long?"""
+    running = state.machines[machine].open
+    idle = [progress[attempt].idle_s or 0.0 for attempt in running if attempt in progress]
+    if not running or len(idle) < len(running) or min(idle) < after_s:
+        return False
+    return not any(state.tasks[state.attempts[attempt].task].task.stall_s for attempt in running)
 
 
 def _startup(situation: Situation, rule: AlertRule) -> Found:
@@ -231,6 +266,7 @@ def _ended(situation: Situation, rule: AlertRule) -> Found:
 
 CHECKS: dict[str, tuple[Check, AlertRule]] = {
     "job_stuck_no_progress": (_stuck, AlertRule(after_s=900.0)),
+    LIFELESS: (_lifeless, AlertRule("critical", after_s=600.0, share=0.05, act="auto")),
     "container_startup_timeout": (_startup, AlertRule(after_s=1200.0)),
     UNHEALTHY: (_unhealthy, AlertRule("critical", after_s=300.0, share=0.95, act="auto")),
     "slow_task_execution": (_slow, AlertRule("info", factor=2.0)),
@@ -244,7 +280,9 @@ CHECKS: dict[str, tuple[Check, AlertRule]] = {
     "run_ended": (_ended, AlertRule("info")),
 }
 """Every rule, with what it is unless evalfleet.toml says otherwise."""
-ABOUT_AN_ATTEMPT = frozenset({"job_stuck_no_progress", "slow_task_execution"})
+AUTOMATIC = frozenset({LIFELESS, UNHEALTHY})
+"""The rules that know by themselves when a service's node is to be replaced."""
+ABOUT_AN_ATTEMPT = frozenset({"job_stuck_no_progress", LIFELESS, "slow_task_execution"})
 ABOUT_A_MACHINE = ABOUT_AN_ATTEMPT | {
     "container_startup_timeout",
     UNHEALTHY,
@@ -286,7 +324,7 @@ def _is_used_up(situation: Situation, rule: AlertRule, alert: Alert) -> bool:
     machine = state.machines[alert.machine]
     if not machine.offer.queues or any(_was_replaced(state, attempt) for attempt in machine.open):
         return False
-    if not alert.subject.endswith(" CPU"):
+    if alert.rule == LIFELESS or not alert.subject.endswith(" CPU"):
         return True
     idle = [
         situation.progress[attempt].idle_s or 0.0 for attempt in machine.open if attempt in situation.progress
@@ -295,9 +333,10 @@ def _is_used_up(situation: Situation, rule: AlertRule, alert: Alert) -> bool:
 
 
 def _was_replaced(state: RunState, attempt: AttemptId) -> bool:
-    """Has an earlier attempt at its task cost a machine by this rule?"""
-    earlier = (state.attempts[tried].outcome for tried in state.tasks[state.attempts[attempt].task].attempts)
-    return any(isinstance(outcome, Broken) and f"alert {UNHEALTHY}" in outcome.detail for outcome in earlier)
+    """Has an earlier attempt at its task cost a machine by one of these rules?"""
+    tries = state.tasks[state.attempts[attempt].task].attempts
+    earlier = [outcome for tried in tries if isinstance(outcome := state.attempts[tried].outcome, Broken)]
+    return any(f"alert {rule}" in outcome.detail for outcome in earlier for rule in AUTOMATIC)
 
 
 class Raised:
