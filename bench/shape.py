@@ -24,7 +24,7 @@ LATER: dict[str, tuple[str, ...]] = {
     "gce": ("places/gce",),
     "slurm": ("places/slurm",),
     "azure_batch": ("places/azure_batch",),
-    "azure_ml": ("places/azure_ml", "places/azure/blobs.py"),
+    "azure_ml": ("places/azure_ml", "places/azure/blobs.py", "places/azure/uploads.py"),
     "mailboxes": (
         *("channels/mailbox.py", "channels/mailboxes.py", "channels/mail_channel.py"),
         "channels/folder_mail.py",
@@ -48,7 +48,7 @@ LATER: dict[str, tuple[str, ...]] = {
     "damage that is noticed": ("journal/checksums.py",),
     "Windows installed, layered and watched": (
         *("benchmarks/waa/host/iso.py", "benchmarks/waa/host/qcow2.py", "benchmarks/waa/host/vm.py"),
-        *("benchmarks/waa/host/results.py", "benchmarks/waa/task_log.py"),
+        *("benchmarks/waa/host/results.py", "benchmarks/waa/task_log.py", "benchmarks/waa/golden_files.py"),
     ),
     "hosts that are examined": ("places/ssh/examination.py", "channels/supervisor/facts.py"),
     "watching and steering": (

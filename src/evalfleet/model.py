@@ -280,6 +280,22 @@ class LargeFile(Struct, frozen=True):
     part_bytes: int
 
 
+class KeptFiles(Struct, frozen=True):
+    """Files of gigabytes that machines fetch from a storage of their place, where they are put once."""
+
+    label: str
+    """What they are, for people."""
+    name: str
+    """The digest of all contents: other contents have another name."""
+    paths: Mapping[str, str]
+    """Name -> where it is here."""
+    digests: Mapping[str, str]
+    """Name -> SHA-256 of its contents."""
+    variables: tuple[str, str]
+    """By these, which are secrets, the step that asks for them learns their address, and a token to read
+    it."""
+
+
 class SetupStep(Struct, frozen=True, omit_defaults=True):
     """One command that must succeed before a machine takes work."""
 
@@ -288,6 +304,8 @@ class SetupStep(Struct, frozen=True, omit_defaults=True):
     timeout_s: float = 3600.0
     file: LargeFile | None = None
     """What it is sent if it asks for it (`WANTS_FILE`)."""
+    kept: KeptFiles | None = None
+    """What it is told the address of if it asks for it."""
 
 
 class Bundle(Struct, frozen=True, omit_defaults=True):

@@ -39,6 +39,7 @@ from .model import (
     Isolated,
     Isolation,
     Job,
+    KeptFiles,
     Machine,
     MachineId,
     Metered,
@@ -483,6 +484,16 @@ class Preflight(Protocol):
         Raises PlaceError if the place refuses us for good, so that nothing need be begun to find out.
         """
         return ()
+
+    async def keep_files(
+        self, files: KeptFiles, lasts_s: float, tell: Callable[[str], None]
+    ) -> tuple[str, str] | None:
+        """Put files into the place's own storage, unless they are there. Returns their address, and a token
+        that lets machines read them for so many seconds; None where the place has no such storage.
+
+        Repeated, it goes on where it was; nobody sees half of it. Raises PlaceError and RequestError.
+        """
+        return None
 
     async def unknown_keys(self) -> Sequence[HostKey] | None:
         """The keys that its hosts show and nobody has confirmed. Raises nothing.

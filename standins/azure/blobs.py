@@ -33,6 +33,7 @@ LENT = base64.b64encode(b"a key that the stand-in lends to who is logged in").de
 KEY = base64.b64encode(b"a key of the stand-in's, which everybody may know, 64 bytes long").decode()
 MOST_BYTES = 64 << 20
 PAGE = 5000
+_META = "x-ms-meta-"
 _NEEDED = {"GET": "r", "HEAD": "r", "PUT": "cw", "DELETE": "d"}
 
 
@@ -53,6 +54,12 @@ class BlobError(Exception):
 class BlobContainer:
     metadata: dict[str, str]
     blobs: dict[str, bytes] = field(default_factory=dict[str, bytes])
+    blocks: dict[str, dict[str, bytes]] = field(default_factory=dict[str, dict[str, bytes]])
+    """By blob: blocks that were sent and not put together yet."""
+    parts: dict[str, dict[str, bytes]] = field(default_factory=dict[str, dict[str, bytes]])
+    """By blob: the blocks that it was put together of."""
+    told: dict[str, dict[str, str]] = field(default_factory=dict[str, dict[str, str]])
+    """By blob: its metadata."""
 
 
 class BlobStorage:
@@ -182,6 +189,12 @@ class BlobStorage:
         if query.get("restype") == "container":
             return self._on_container(request, container)
         held = self._need(container)
+        if query.get("comp") in ("block", "blocklist"):
+            return _on_blocks(request, held, blob, content)
+        return self._on_blob(request, held, blob, content)
+
+    def _on_blob(self, request: web.Request, held: BlobContainer, blob: str, content: bytes) -> web.Response:
+        query = request.query
         match request.method:
             case "PUT":
                 if request.headers.get("x-ms-blob-type") != "BlockBlob":
@@ -190,12 +203,15 @@ class BlobStorage:
                     raise BlobError(409, "BlobAlreadyExists")
                 if blob in held.blobs and "w" not in query.get("sp", "w"):
                     raise BlobError(403, "UnauthorizedBlobOverwrite")
-                held.blobs[blob] = content
+                held.blobs[blob], held.told[blob] = content, _metadata(request)
+                held.blocks.pop(blob, None)
+                held.parts.pop(blob, None)
                 return web.Response(status=201)
             case "GET" if blob in held.blobs:
                 return _part(held.blobs[blob], request.headers.get("Range", ""))
             case "HEAD" if blob in held.blobs:
-                return web.Response(status=200)
+                told = {f"{_META}{name}": value for name, value in held.told.get(blob, {}).items()}
+                return web.Response(status=200, headers=told)
             case "DELETE" if blob in held.blobs:
                 del held.blobs[blob]
                 return web.Response(status=202)
@@ -208,18 +224,15 @@ class BlobStorage:
         return self.containers[name]
 
     def _on_container(self, request: web.Request, name: str) -> web.Response:
-        prefix = "x-ms-meta-"
         match request.method:
             case "PUT":
                 if name in self.containers:
                     raise BlobError(409, "ContainerAlreadyExists")
-                given = {key.lower(): value for key, value in request.headers.items()}
-                told = {k.removeprefix(prefix): v for k, v in given.items() if k.startswith(prefix)}
-                self.containers[name] = BlobContainer(told)
+                self.containers[name] = BlobContainer(_metadata(request))
                 return web.Response(status=201)
             case "GET" | "HEAD":
                 metadata = self._need(name).metadata
-                return web.Response(status=200, headers={f"{prefix}{k}": v for k, v in metadata.items()})
+                return web.Response(status=200, headers={f"{_META}{k}": v for k, v in metadata.items()})
             case "DELETE":
                 self._need(name)
                 del self.containers[name]
@@ -243,6 +256,39 @@ class BlobStorage:
             names = [name for name in names if delimiter not in name[len(prefix) :]]
         items = "".join(f"<Blob><Name>{escape(name)}</Name></Blob>" for name in names)
         return _xml(f"<Blobs>{items}</Blobs>")
+
+
+def _metadata(request: web.Request) -> dict[str, str]:
+    given = {key.lower(): value for key, value in request.headers.items()}
+    return {key.removeprefix(_META): value for key, value in given.items() if key.startswith(_META)}
+
+
+def _on_blocks(request: web.Request, held: BlobContainer, blob: str, content: bytes) -> web.Response:
+    """A block is sent, the blocks of a blob are put together, or those are listed that are not yet."""
+    sent = held.blocks.setdefault(blob, {})
+    match request.method, request.query["comp"]:
+        case "PUT", "block":
+            block = request.query.get("blockid", "")
+            if not block or any(len(other) != len(block) for other in sent):
+                raise BlobError(400, "InvalidBlobOrBlock", "The specified blob or block content is invalid.")
+            sent[block] = content
+        case "PUT", _:
+            ids = [each.text or "" for each in ElementTree.fromstring(content).iter("Latest")]
+            known = {**held.parts.get(blob, {}), **sent}
+            if any(block not in known for block in ids):
+                raise BlobError(400, "InvalidBlockList", "The specified block list is invalid.")
+            held.parts[blob] = {block: known[block] for block in ids}
+            held.blobs[blob], held.told[blob] = b"".join(map(known.__getitem__, ids)), _metadata(request)
+            del held.blocks[blob]
+        case "GET", _ if sent or blob in held.blobs:
+            named = "".join(
+                f"<Block><Name>{block}</Name><Size>{len(part)}</Size></Block>" for block, part in sent.items()
+            )
+            listed = f"<BlockList><UncommittedBlocks>{named}</UncommittedBlocks></BlockList>"
+            return web.Response(text=listed, content_type="application/xml")
+        case _:
+            raise BlobError(404, "BlobNotFound", "The specified blob does not exist.")
+    return web.Response(status=201)
 
 
 def _moment(stamp: str) -> float:

@@ -23,7 +23,7 @@ JOB_OPERATIONS, COMPUTE_OPERATIONS = (
     f"{_LOCATION}/mfeOperationsStatus",
     f"{_LOCATION}/computeOperationsStatus",
 )
-DATASTORE = "workspaceblobstore"
+DATASTORE, CONTAINER = "workspaceblobstore", "azureml-blobstore-00000000"
 _JOB_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9\-_]{0,254}")
 _COMPUTE_NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9-]{1,30}[a-zA-Z0-9]")
 _STATES = ("idle", "running", "preparing", "unusable", "leaving", "preempted")
@@ -133,7 +133,7 @@ class MachineLearning:
             "properties": {
                 "datastoreType": "AzureBlob",
                 "accountName": ACCOUNT,
-                "containerName": "azureml-blobstore-00000000",
+                "containerName": CONTAINER,
                 "endpoint": "core.windows.net",
                 "protocol": "https",
                 "isDefault": True,

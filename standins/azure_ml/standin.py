@@ -7,7 +7,7 @@ import ssl
 import time
 
 from evalfleet.lab.network import GATEWAY
-from standins.azure.blobs import BlobStorage
+from standins.azure.blobs import BlobContainer, BlobStorage
 from standins.azure.standin import StandIn as AzureStandIn
 from standins.azure.store import Group
 from standins.azure.words import SUBSCRIPTION
@@ -16,7 +16,7 @@ from standins.cloud.machines import Machines
 from standins.cloud.standin import LOOPBACK
 from standins.cloud.words import Call
 
-from .api import GROUP, WORKSPACE, MachineLearning
+from .api import CONTAINER, GROUP, WORKSPACE, MachineLearning
 from .metrics import Metrics
 from .nodes import Nodes, Paper
 from .service import OVER, REGION, JobTroubles, MlJob, Service, Timing
@@ -39,6 +39,7 @@ class StandIn(AzureStandIn):
         super().__init__(machines, speed=speed, seed=seed)
         self.storage = BlobStorage(time.time, self.identity)  # as the `Date` of the Resource Manager tells it
         self.storage.script = self._script
+        self.storage.containers[CONTAINER] = BlobContainer({})
         listener = socket.create_server((LOOPBACK, 0), backlog=1024)
         self._storage_socket: socket.socket | None = listener
         self._storage_port: int = listener.getsockname()[1]
@@ -86,14 +87,14 @@ class StandIn(AzureStandIn):
         return self.service.troubles
 
     def left(self) -> list[str]:
-        """Clusters, jobs that are not over, and mailboxes."""
+        """Clusters, jobs that are not over, and mailboxes. Containers of the workspace's own stay."""
         service = self.service
         return self.do(
             lambda: [
                 *(cluster.name for cluster in service.clusters.values()),
                 *(instance.name for instance in service.instances.all.values()),
                 *(job.name for job in service.jobs.values()),
-                *(name for name in self.storage.containers if name != "azureml"),
+                *(name for name in self.storage.containers if not name.startswith("azureml")),
             ]
         )
 

@@ -29,6 +29,7 @@ from evalfleet.model import (
     Command,
     Ended,
     Job,
+    KeptFiles,
     LargeFile,
     Machine,
     MachineId,
@@ -527,6 +528,28 @@ def test_a_step_that_asks_for_its_file_is_sent_it_in_parts_that_are_not_sent_aga
         shutil.rmtree(parts / "x-2.part")
         with pytest.raises(SetupFailed, match="large: No such file"):
             await channel.prepare(msgspec.structs.replace(bundle, digest="e"))
+
+    play(tmp_path, test)
+
+
+def test_a_step_that_asks_for_files_of_its_place_is_told_their_address_and_no_other_is(
+    tmp_path: Path,
+) -> None:
+    there = tmp_path / "there"
+    fetch = f'test -e {there} && exit 0; test "$KEY" = hush-hush || exit {WANTS_FILE}; touch {there}'
+
+    def bundle(digest: str, *variables: str) -> Bundle:
+        kept = KeptFiles("golden storage", "g1", {}, {}, (variables[0], variables[1]))
+        return Bundle(digest, {}, (SetupStep("golden", sh(fetch), kept=kept),))
+
+    async def test(world: World) -> None:
+        channel = await world.channel()
+        with pytest.raises(SetupFailed, match=f"exit code {WANTS_FILE}"):
+            await channel.prepare(bundle("d", "KEY", "NOBODY_TOLD"))
+        assert not there.exists()
+        await channel.prepare(bundle("d", "KEY", "OTHER"))
+        assert there.exists()
+        await (await world.channel()).prepare(bundle("e", "NOBODY_TOLD", "NOR_THIS"))
 
     play(tmp_path, test)
 

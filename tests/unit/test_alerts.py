@@ -168,32 +168,32 @@ def test_a_node_of_a_service_that_does_nothing_while_nothing_comes_of_its_attemp
     feed.state.machines[ONE].offer = structs.replace(feed.offer, queues=True)
     attempt = feed.start("t_0")
     feed.wait(1000)
-    quiet, asleep = Progress(3, idle_s=600.0), {"cpu": 0.02}
+    quiet = Progress(3, idle_s=600.0)
 
-    def act(progress: Progress | None = quiet, seconds: int = 600, **used: float) -> str | None:
+    def act(progress: Progress | None = quiet, seconds: int = 600, cpu: float = 0.02) -> str | None:
         """None: nothing is told."""
-        series = {ONE: samples(feed.now, seconds, **used)}
+        series = {ONE: samples(feed.now, seconds, cpu)}
         known = {attempt: progress} if progress is not None else {}
         situation = Situation(feed.state, feed.now, feed.now, known, series)
         alerts = [alert for alert in holding(situation, Alerting()) if alert.rule == "no_sign_of_life"]
         return act_of(situation, CHECKS["no_sign_of_life"][1], alerts[0]) if alerts else None
 
-    assert act(**asleep) == "replace"
+    assert act() == "replace"
     assert act(cpu=0.1) is None, "it computes: who thinks for long is not broken"
-    assert act(Progress(3, idle_s=599.0), **asleep) is None
-    assert act(None, **asleep) is None, "nobody knows what it wrote"
-    assert act(seconds=580, **asleep) is None
+    assert act(Progress(3, idle_s=599.0)) is None
+    assert act(None) is None, "nobody knows what it wrote"
+    assert act(seconds=580) is None
     feed.state.machines[ONE].offer = feed.offer
-    assert act(**asleep) is None, "a computer of one's own is never replaced for that"
+    assert act() is None, "a computer of one's own is never replaced for that"
     feed.state.machines[ONE].offer = structs.replace(feed.offer, queues=True)
     task = feed.state.tasks[feed.state.attempts[attempt].task]
     task.task = structs.replace(task.task, stall_s=3600.0)
-    assert act(**asleep) is None, "its benchmark says how long it may be silent"
+    assert act() is None, "its benchmark says how long it may be silent"
     task.task = structs.replace(task.task, stall_s=0.0)
     spared = Broken(Cause.CANCELLED, "its machine was replaced by alert no_sign_of_life: t_0.0 has written")
     feed.add(ev.AttemptEnded(attempt, spared, 1.0))
     attempt = feed.start("t_0")
-    assert act(**asleep) == "", "so it is with this task: it is told, and the time limit ends it"
+    assert act() == "", "so it is with this task: it is told, and the time limit ends it"
 
 
 def test_a_container_engine_that_answers_no_more_is_told_where_one_was_used() -> None:

@@ -17,6 +17,7 @@ from evalfleet.benchmarks.waa.benchmark import WaaBenchmark
 from evalfleet.benchmarks.waa.host import download, golden, machine
 from evalfleet.benchmarks.waa.host.config import HostConfig
 from evalfleet.benchmarks.waa.host.docker import Docker
+from evalfleet.benchmarks.waa.host.iso import Wanted
 from evalfleet.benchmarks.waa.host.shell import Failed
 from evalfleet.benchmarks.waa.settings import WaaSettings
 from tests.unit.blobs import Blobs, store
@@ -89,6 +90,24 @@ def test_an_archive_is_brought_and_unpacked(
     asked = len(blobs.asked)
     golden.step_golden(config, Docker())
     assert len(blobs.asked) == asked, "it is there"
+
+
+def test_what_is_in_a_places_storage_is_asked_for_once_and_fetched_by_its_address(
+    tmp_path: Path, shop: tuple[str, type[Blobs]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, blobs = shop
+    held = {name: name.encode() for name in (*golden.NEEDED, *golden.OTHERS)}
+    blobs.files.update({f"/g/{name}": data for name, data in {**held, "data.img": DISK}.items()})
+    config = config_of(tmp_path, "sent:golden-1")
+    with pytest.raises(Wanted, match="`evalfleet pool prepare` sends it"):
+        golden.step_golden(config, Docker())
+    monkeypatch.setenv("EVALFLEET_GOLDEN_URL", f"{url}/g")
+    monkeypatch.setenv("EVALFLEET_GOLDEN_TOKEN", TOKEN)
+    golden.step_golden(config, Docker())
+    assert there(config)["data.img"] == DISK
+    monkeypatch.delenv("EVALFLEET_GOLDEN_URL")
+    golden.step_golden(config, Docker())  # it is there: no address is needed
+    assert config.golden_folder == str(tmp_path / "data/golden"), "it is ours, and goes when all goes"
 
 
 def test_an_archive_that_broke_off_goes_on_where_it_stopped(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -519,6 +520,39 @@ def test_an_iso_here_is_checked_and_known_by_its_contents(checkout: Path) -> Non
         path.unlink() if content is None else path.write_bytes(content)
         with pytest.raises(RequestError, match=f"windows.iso {problem}.*host:PATH for one that is on the"):
             load(checkout, waa=str(checkout), iso=str(path))
+
+
+def test_golden_storage_here_is_known_by_its_contents_and_needs_a_pool_that_is_prepared(
+    checkout: Path,
+) -> None:
+    golden, home = checkout / "storage", checkout / "home"
+    golden.mkdir()
+    home.mkdir()
+    for name in ("windows.boot", "windows.rom", "windows.vars", "data.img", "notes.txt"):
+        (golden / name).write_text(name)
+
+    def made() -> WaaBenchmark:
+        loaded = load(checkout, waa=str(checkout), golden="here:storage")
+        assert "pool prepare" in loaded.setup_missing, "a run without a pool is refused"
+        return WaaBenchmark.from_spec(loaded.spec, model="m", agent={}, settings={})
+
+    (step,) = [step for step in made().bundle.steps if step.kept is not None]
+    assert step.kept is not None
+    assert set(step.kept.paths) == {"windows.boot", "windows.rom", "windows.vars", "data.img"}
+    told = json.loads(step.command.env["EVALFLEET_WAA"])["golden"]
+    assert told == f"sent:{step.kept.name}"
+    assert step.command.secrets == (), "a machine that has it needs no address"
+    assert made().bundle.digest == made().bundle.digest
+    other = (golden / "data.img").stat()
+    (golden / "data.img").write_text("DATA.IMG")  # of the same size, and of the same time
+    os.utime(golden / "data.img", ns=(other.st_atime_ns, other.st_mtime_ns + 1))
+    (changed,) = [step.kept for step in made().bundle.steps if step.kept is not None]
+    assert changed.name != step.kept.name
+    (golden / "windows.rom").unlink()
+    with pytest.raises(RequestError, match=r"storage has no windows\.rom; name the folder `storage`"):
+        made()
+    with pytest.raises(RequestError, match=r"nowhere has no windows\.boot"):
+        load(checkout, waa=str(checkout), golden="here:nowhere")
 
 
 def test_a_preset_says_what_goes_with_its_image() -> None:

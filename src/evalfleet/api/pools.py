@@ -14,7 +14,7 @@ from evalfleet.effects.machines import MACHINES
 from evalfleet.errors import ChannelError, FleetError, RequestError, RunHeld, StaleController
 from evalfleet.events import MachinePrepared, PoolPlanned, Record
 from evalfleet.journal import Holder, Holds, SqliteJournal, Store
-from evalfleet.model import AttemptId, Command, Ended, Job, Limits, MachineId, Micros, Needs, Plan
+from evalfleet.model import AttemptId, Bundle, Command, Ended, Job, Limits, MachineId, Micros, Needs, Plan
 from evalfleet.named_pools import (
     Change,
     OwnPlace,
@@ -31,7 +31,7 @@ from evalfleet.planning.plan_parts import PlaceSettings, benchmark_of
 from evalfleet.planning.pool_plan import EXPIRES_S, PoolRequest, resolve_pool
 from evalfleet.planning.workspace import Workspace
 from evalfleet.policy import POOL
-from evalfleet.ports import Fence, Hosts, Place
+from evalfleet.ports import Fence, Hosts, Place, Preflight
 from evalfleet.state import MachineState, RunState
 from evalfleet.views.follow import Follower
 
@@ -49,6 +49,8 @@ from .pool_machine import (
 )
 
 PROBE_S = 10.0
+KEPT_S = 6 * 3600.0
+"""So long machines may take to fetch files from their place's storage."""
 
 Observer = Callable[[RunState, Sequence[Record]], None]
 
@@ -132,6 +134,7 @@ class Pool:
     async def prepare(self, resolved: Resolved, tell: Callable[[str], None]) -> list[ActionResult]:
         """Bring a benchmark's files to all machines and set it up there, so that runs need not."""
         benchmark = benchmark_of(resolved.plan)
+        addresses = await self._keep_files(benchmark.bundle, tell)
 
         async def work(site: PoolMachine) -> None:
             begun = time.monotonic()
@@ -154,7 +157,31 @@ class Pool:
             await site.journal.append(self.workspace.now(), [prepared])
             tell(f"{site.machine.name} is prepared for {benchmark.name} after {took:.1f}s")
 
-        return await self.on(self._all, work, resolved.secrets)
+        return await self.on(self._all, work, {**resolved.secrets, **addresses})
+
+    async def _keep_files(self, bundle: Bundle, tell: Callable[[str], None]) -> dict[str, str]:
+        """Have the files that set-up fetches in the storage of the machines' place. Returns the variables by
+        which it learns where. Raises RequestError where there is no such storage."""
+        found: dict[str, str] = {}
+        for files in (step.kept for step in bundle.steps if step.kept is not None):
+            names = {machine.offer.place for machine in self._all(self.view())}
+            if len(names) > 1:
+                raise RequestError(
+                    f"{files.label} is sent to the storage of one place, and pool {self.name!r} has machines "
+                    f"of {', '.join(sorted(names))}"
+                )
+            async with self.places() as places:
+                place = places[names.pop()]
+                kept = None
+                if isinstance(place, Preflight):
+                    kept = await place.keep_files(files, KEPT_S, tell)
+            if kept is None:
+                raise RequestError(
+                    f"{place.name} has no storage of its own that machines could fetch {files.label} from; "
+                    "put it where they reach it, and name its URL, or its path there"
+                )
+            found.update(zip(files.variables, kept, strict=True))
+        return found
 
     async def restart(self, name: str) -> list[ActionResult]:
         """End all that runs on one machine, bring it up anew, and see that it answers."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
+from msgspec import structs
 
 from evalfleet.errors import ChannelError, MachineForged, RequestError, SetupFailed, StaleController
 from evalfleet.model import (
@@ -166,8 +167,10 @@ class Resident(Session):
             ended = await self.ended(job.id)
             if ended.reason == "exited" and ended.exit_code == 0:
                 return None if known else ended.seconds
-            file = step.file if ended.exit_code == WANTS_FILE and not sent else None
-            failed = file is None and (repeated or ended.reason not in _INTERRUPTED)
+            asks = ended.exit_code == WANTS_FILE and not sent
+            file = step.file if asks else None
+            told = asks and step.kept is not None and all(map(self._values.get, step.kept.variables))
+            failed = file is None and not told and (repeated or ended.reason not in _INTERRUPTED)
             if failed and left is not None:
                 await self._keep_what_is_left(job.id, left / step.name)
             await self._forget_for_another(job.id)
@@ -177,6 +180,10 @@ class Resident(Session):
             if file is not None:
                 sent = True
                 await self._send_file(file, say)
+            elif told and step.kept is not None:
+                sent = True
+                secrets = (*job.command.secrets, *step.kept.variables)
+                job = structs.replace(job, command=structs.replace(job.command, secrets=secrets))
             else:
                 repeated = True
 

@@ -23,6 +23,7 @@ from evalfleet.model import (
     Cause,
     Command,
     Ended,
+    KeptFiles,
     LargeFile,
     Micros,
     Needs,
@@ -34,11 +35,13 @@ from evalfleet.model import (
 from evalfleet.names import safe_name
 from evalfleet.ports import Check
 
-from .host.config import CONTAINER, POINTER, PORTS
+from .golden_files import golden_files
+from .host.config import CONTAINER, POINTER, PORTS, SENT
 from .host.iso import WHERE
 from .model import check_model
 from .past_results import WaaResultReader, WaaResultWriter
 from .settings import (
+    HERE,
     WaaSettings,
     agent_secrets,
     check,
@@ -133,6 +136,8 @@ class WaaSpec(Struct, frozen=True):
     settings: WaaSettings
     iso: LargeFile | None = None
     """The ISO to be sent to machines, if it is a file here."""
+    golden: KeptFiles | None = None
+    """Golden storage to be sent to the place's storage, if it is a folder here."""
 
 
 AROUND_GUEST, CLIENT_GB = 1.5, 4.0
@@ -158,10 +163,11 @@ class WaaBenchmark:
         model: str = "",
         agent: Mapping[str, str] | None = None,
         iso: LargeFile | None = None,
+        golden: KeptFiles | None = None,
     ) -> None:
         self._settings = with_preset(settings)
         self._model = model
-        self._iso = iso
+        self._iso, self._golden = iso, golden
         self._flags = client_flags(self._settings, model, agent or {})
 
     def read_steps(self, data: bytes) -> Trajectory:
@@ -174,6 +180,7 @@ class WaaBenchmark:
         settings = with_preset(settings)
         check(settings, f"benchmark {name!r}")
         iso = iso_file(settings, base, f"benchmark {name!r}")
+        golden = golden_files(settings, base, home, f"benchmark {name!r}")
         ready_s = settings.restart_s + settings.boot_s + COPY_S
         found, missing = ReadTasks((), ()), ""
         try:
@@ -184,7 +191,7 @@ class WaaBenchmark:
         install_s = 0.0 if settings.golden else INSTALL_S
         return Loaded(
             name=name,
-            spec=msgspec.to_builtins(WaaSpec(settings, iso)),
+            spec=msgspec.to_builtins(WaaSpec(settings, iso, golden)),
             tasks=found.tasks,
             tasks_missing=missing,
             secrets=secret_names(settings),
@@ -204,7 +211,7 @@ class WaaBenchmark:
         cls, spec: Mapping[str, Any], *, model: str, agent: Mapping[str, str], settings: Mapping[str, str]
     ) -> WaaBenchmark:
         made = msgspec.convert(spec, WaaSpec)
-        return cls(made.settings, model=model, agent=agent, iso=made.iso)
+        return cls(made.settings, model=model, agent=agent, iso=made.iso, golden=made.golden)
 
     @property
     def name(self) -> str:
@@ -243,6 +250,7 @@ class WaaBenchmark:
                 self._command(name, *self._step_secrets(name)),
                 limit_s or self._settings.boot_s + 60,
                 self._iso if name == "iso" else None,
+                self._golden if name == "golden" else None,
             )
             for name, limit_s in STEPS.items()
         )
@@ -300,6 +308,8 @@ class WaaBenchmark:
         iso, file = self._settings.iso, self._iso
         if file is not None:
             iso = f"sent:{file.name}:{-(-file.bytes // file.part_bytes)}:{file.bytes}"
+        if self._golden is not None:
+            told["golden"] = f"{SENT}{self._golden.name}"
         return {**told, "iso": iso, "memory_gb": self._least_memory_gb()}
 
     def _least_memory_gb(self) -> float:
@@ -313,6 +323,11 @@ class WaaBenchmark:
 
 
 def _setup_missing(settings: WaaSettings) -> str:
+    if settings.golden.startswith(HERE):
+        return (
+            f"golden={settings.golden} is sent to a place's storage by `evalfleet pool prepare POOL waa`: "
+            "make a pool, prepare it, and say --pool POOL"
+        )
     if settings.golden or settings.iso or settings.preset != "original":
         return ""
     return (

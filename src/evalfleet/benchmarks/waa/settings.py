@@ -44,6 +44,8 @@ _SIZE = re.compile(r"[1-9][0-9]*[MG]")
 _AGENT = re.compile(r"[A-Za-z0-9_.-]{1,60}")
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/@+-]*")
 _CHECKED_URL = re.compile(r"https?://[^\s#?]+#sha256=[0-9a-fA-F]{64}")
+HERE = "here:"
+"""What `golden` begins with that is a folder of this computer."""
 _SAMPLES = 64
 _HOST_PATH = re.compile(r"[/~][^\s:]+")
 
@@ -107,6 +109,7 @@ class WaaSettings(Struct, frozen=True, forbid_unknown_fields=True):
         str,
         Meta(
             description="Windows, installed: a folder or a .qcow2, as a URL or a path on the machine; "
+            "here:PATH: a folder of this computer, which `pool prepare` sends to azure_ml's datastore once; "
             "`machine`: an image or an earlier set-up left it there; default: it is installed there"
         ),
     ] = ""
@@ -234,10 +237,10 @@ def _check_golden(settings: WaaSettings, where: str) -> None:
                 f"{where}: the URL of golden has a token in it, which would be written down: put what is "
                 "after the '?' into a variable, and give golden_token=NAME"
             )
-    elif not golden.startswith(("/", "~")) and golden != ON_MACHINE:
+    elif not golden.startswith(("/", "~", HERE)) and golden != ON_MACHINE:
         raise RequestError(
-            f"{where}: golden is {golden[:80]!r}; write a URL or an absolute path on the machine, or "
-            f"{ON_MACHINE} if Windows is there already"
+            f"{where}: golden is {golden[:80]!r}; write a URL or an absolute path on the machine, {HERE}PATH "
+            f"for a folder on this computer, or {ON_MACHINE} if Windows is there already"
         )
 
 

@@ -42,6 +42,10 @@ LENT_S = 7 * 86400.0
 RENEW_S = 86400.0
 EARLY_S = 900.0
 """Clocks differ: what begins to be good has begun this long ago."""
+BLOCK_S = 300.0
+"""A block of a large blob may take so long."""
+DIGEST = "sha256"
+"""The metadata of a large blob that tells what is in it."""
 TAGS = "evalfleet"
 """The metadata of a container that holds its tags."""
 RETRIES = 4
@@ -224,6 +228,40 @@ class BlobClient:
             raise
         return True
 
+    # a large blob, block by block: nobody sees it before it is put together
+
+    async def digest(self, container: str, name: str) -> str | None:
+        """That which a large blob was put together with; None if there is none."""
+        try:
+            _, headers = await self._ask("HEAD", f"{container}/{name}", {})
+        except ArmFault as fault:
+            if fault.status == 404:
+                return None
+            raise
+        return headers.get(f"x-ms-meta-{DIGEST}") or None
+
+    async def blocks(self, container: str, name: str) -> set[str]:
+        """The ids of those that were sent for a blob and not put together yet. Azure keeps them a week."""
+        try:
+            query = {"comp": "blocklist", "blocklisttype": "uncommitted"}
+            body, _ = await self._ask("GET", f"{container}/{name}", query)
+        except ArmFault as fault:
+            if fault.status == 404:
+                return set()
+            raise
+        found = _parsed(body).findall("UncommittedBlocks/Block/Name")
+        return {each.text or "" for each in found}
+
+    async def put_block(self, container: str, name: str, block: str, content: bytes) -> None:
+        query = {"comp": "block", "blockid": block}
+        await self._ask("PUT", f"{container}/{name}", query, content, answer_s=BLOCK_S)
+
+    async def put_together(self, container: str, name: str, blocks: Sequence[str], digest: str) -> None:
+        listed = "".join(f"<Latest>{block}</Latest>" for block in blocks)
+        body = f'<?xml version="1.0" encoding="utf-8"?><BlockList>{listed}</BlockList>'
+        headers = {f"x-ms-meta-{DIGEST}": digest}
+        await self._ask("PUT", f"{container}/{name}", {"comp": "blocklist"}, body.encode(), headers)
+
     async def remove(self, container: str, name: str) -> None:
         try:
             await self._ask("DELETE", f"{container}/{name}", {})
@@ -280,13 +318,14 @@ class BlobClient:
         content: bytes | None = None,
         headers: Mapping[str, str] | None = None,
         most: int = 1 << 30,
+        answer_s: float = ANSWER_S,
     ) -> tuple[bytes, Mapping[str, str]]:
         """429 and 5xx, and no answer, are asked again a few times; and once by the login, where the account's
         key lets nobody in."""
         rests = pauses(0.3, 5.0)
         for left in reversed(range(RETRIES)):
             try:
-                return await self._ask_once(method, path, query, content, headers or {}, most)
+                return await self._ask_once(method, path, query, content, headers or {}, most, answer_s)
             except ArmFault as fault:
                 if self._by_key and self._login is not None and fault.has(KEY_REFUSED) and left:
                     self._by_key = False
@@ -304,6 +343,7 @@ class BlobClient:
         content: bytes | None,
         headers: Mapping[str, str],
         most: int,
+        answer_s: float,
     ) -> tuple[bytes, Mapping[str, str]]:
         import aiohttp
         from yarl import URL
@@ -315,8 +355,8 @@ class BlobClient:
         url = f"{self.account.url}/{quote(path)}?{asked}"
         try:
             session = self._open()
-            target = URL(url, encoded=True)
-            async with session.request(method, target, data=content, headers=told) as response:
+            target, limit = URL(url, encoded=True), aiohttp.ClientTimeout(answer_s)
+            async with session.request(method, target, data=content, headers=told, timeout=limit) as response:
                 body = await _first(response, most)
                 if response.status >= 400:
                     raise self._fault(response.status, response.headers.get("x-ms-error-code", ""), body)
@@ -332,7 +372,6 @@ class BlobClient:
             trusted = ssl.create_default_context(cafile=self._ca or None)
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(ssl=trusted),
-                timeout=aiohttp.ClientTimeout(ANSWER_S),
                 trust_env=True,
             )
         return self._session

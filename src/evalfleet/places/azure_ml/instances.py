@@ -17,7 +17,7 @@ from msgspec import Struct, structs
 
 from evalfleet.channels.ssh.target import HostDown, HostLost, HostRefused
 from evalfleet.errors import MachineUnavailable, NoSuchMachine, PlaceError
-from evalfleet.model import Machine, MachineId, Needs, Offer
+from evalfleet.model import KeptFiles, Machine, MachineId, Needs, Offer
 from evalfleet.places.azure.answers import ArmFault
 from evalfleet.places.azure.arm import ArmClient, ArmEndpoint
 from evalfleet.places.azure.bills import AzureBills
@@ -434,6 +434,12 @@ class AzureMlInstances(VmPlace[MlInstance, InstanceSnapshot], Preflight):
 
     async def doubts(self, lasts_s: float) -> Sequence[str]:
         return await knock(self._arm, self._name, self._workspace.check)
+
+    async def keep_files(
+        self, files: KeptFiles, lasts_s: float, tell: Callable[[str], None]
+    ) -> tuple[str, str]:
+        with as_refusal(f"place {self._name!r}: {files.label}"):
+            return await self._workspace.keep_files(files, lasts_s, tell)
 
     async def examine(self, needs: Needs, workers: int = 1) -> Sequence[Check]:
         checks = preflight.MlChecks(self._client, self._workspace.blobs, self._settings, self._account)

@@ -10,13 +10,13 @@ import asyncio
 import functools
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from evalfleet.channels.mailboxes import MailPilot
 from evalfleet.channels.samples import Load, Samples
 from evalfleet.channels.supervisor.pilot import NO_KVM
 from evalfleet.errors import MachineUnavailable, PlaceError
-from evalfleet.model import Machine, MachineId, Needs, Offer
+from evalfleet.model import KeptFiles, Machine, MachineId, Needs, Offer
 from evalfleet.places.azure.arm import ArmClient, ArmEndpoint
 from evalfleet.places.azure.bills import AzureBills
 from evalfleet.places.azure.mailboxes import BlobMailboxes
@@ -352,6 +352,12 @@ class AzureMlPlace(Preflight):
 
     async def doubts(self, lasts_s: float) -> Sequence[str]:
         return await knock(self._arm, self._name, self._workspace.check)
+
+    async def keep_files(
+        self, files: KeptFiles, lasts_s: float, tell: Callable[[str], None]
+    ) -> tuple[str, str]:
+        with as_refusal(f"place {self._name!r}: {files.label}"):
+            return await self._workspace.keep_files(files, lasts_s, tell)
 
     async def examine(self, needs: Needs, workers: int = 1) -> Sequence[Check]:
         checks = preflight.MlChecks(self._client, self._workspace.blobs, self._settings, self._account)

@@ -164,6 +164,11 @@ class MlClient:
         where = f"https://{name}.blob.{properties.get('endpoint') or 'core.windows.net'}"
         return BlobAccount(name, endpoint or where, key)
 
+    async def datastore(self) -> str:
+        """The container that people's files of the workspace are in, in the same storage account."""
+        store = await self.arm.get(f"{self.root}/datastores/{DATASTORE}", VERSION)
+        return str(table(store.get("properties")).get("containerName") or "")
+
     async def jobs(self) -> list[MlJob]:
         """Those that evalfleet has made, of whatever home."""
         query = {"tag": MACHINE, "listViewType": "All"}

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from evalfleet.errors import PlaceError
+from evalfleet.model import KeptFiles
 from evalfleet.places.azure.arm import ArmClient, ArmEndpoint
 from evalfleet.places.azure.blobs import STORAGE_SCOPE, BlobClient
+from evalfleet.places.azure.uploads import FolderUpload
 from evalfleet.places.vm.answers import Json
 
 from .service import MlClient
 from .settings import AzureMlSettings, MlAccount
+
+KEPT = "evalfleet"
+"""The folder of the datastore that is ours."""
 
 
 class MlWorkspace:
@@ -58,6 +63,17 @@ class MlWorkspace:
                 account = await self.client.storage(self._settings.storage_endpoint)
                 self._blobs = BlobClient(account, self.client.arm.now, self._account.ca, self._login.token)
         return self._blobs
+
+    async def keep_files(
+        self, files: KeptFiles, lasts_s: float, tell: Callable[[str], None]
+    ) -> tuple[str, str]:
+        """Put files into the workspace's own datastore, unless they are there. Returns their address, and a
+        token to read what is in the datastore, whose names one must know. Raises RequestError, too."""
+        blobs, container = await self.blobs(), await self.client.datastore()
+        upload = FolderUpload(blobs, container, KEPT, files, tell)
+        await upload.bring()
+        token = await blobs.token("r", self.client.arm.now() + lasts_s, container)
+        return f"{blobs.account.url}/{container}/{upload.folder}", token
 
     async def close(self) -> None:
         if self._blobs is not None:

@@ -19,6 +19,11 @@ GOLDEN_INSIDE = "/golden"
 ON_MACHINE = "machine"
 """`golden` of machines that have Windows already: made from an image, or set up before."""
 
+SENT = "sent:"
+"""What `golden` of a machine begins with that fetches it from the storage of its place, then a digest."""
+SENT_FROM = ("EVALFLEET_GOLDEN_URL", "EVALFLEET_GOLDEN_TOKEN")
+"""The variables by which it learns where that is."""
+
 ENVIRONMENT = "EVALFLEET_WAA"
 FILE = "config.json"
 POINTER = "~/.evalfleet-waa"
@@ -69,7 +74,7 @@ class HostConfig:
     @property
     def owns_golden(self) -> bool:
         """Is golden storage made here? One that is given as a folder of the machine is somebody else's."""
-        return self.golden in ("", ON_MACHINE) or self.golden.startswith("http") or self.is_one_file
+        return self.golden in ("", ON_MACHINE) or self.golden.startswith(("http", SENT)) or self.is_one_file
 
     @property
     def is_one_file(self) -> bool:

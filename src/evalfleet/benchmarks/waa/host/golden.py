@@ -8,7 +8,7 @@ import shutil
 import time
 
 from . import guest, iso, qcow2, vm
-from .config import CONTAINER, GOLDEN_INSIDE, INSTALLER, ON_MACHINE
+from .config import CONTAINER, GOLDEN_INSIDE, INSTALLER, ON_MACHINE, SENT, SENT_FROM
 from .container import leave_program
 from .shell import Failed, as_root, run, say
 
@@ -44,6 +44,8 @@ def step_golden(config: HostConfig, engine: Docker) -> None:
             _do(["rm", "-rf", folder])  # another one, or spoilt; what is only incomplete goes on
         if config.golden.startswith("http"):
             fetch(config.golden, os.environ.get(config.golden_token, ""), folder)
+        elif config.golden.startswith(SENT):
+            _fetch_sent(folder)
         elif config.is_one_file:
             _adopt(config.golden, folder)
         elif not config.golden:
@@ -208,6 +210,17 @@ def fetch(url: str, token: str, folder: str) -> None:
     else:
         _fetch_files(url.rstrip("/"), token, folder)
     say(f"golden storage came in {time.monotonic() - begun:.0f} s")
+
+
+def _fetch_sent(folder: str) -> None:
+    """Raises Wanted if nobody has told where it is."""
+    url, token = (os.environ.get(name, "") for name in SENT_FROM)
+    if not url:
+        raise iso.Wanted(
+            "golden storage is on the computer that runs evalfleet, and not here; `evalfleet pool prepare` "
+            "sends it to the place's storage, once, and lets machines fetch it"
+        )
+    fetch(url, token, folder)
 
 
 def _fetch_files(url: str, token: str, folder: str) -> None:
