@@ -248,6 +248,24 @@ def test_doctor_and_prices_know_instances(ml: StandIn, tmp_path: Path) -> None:
     play(ml, tmp_path, act)
 
 
+def test_a_private_network_without_a_way_in_is_told_beforehand_and_what_needs_none(
+    ml: StandIn, tmp_path: Path
+) -> None:
+    subnet = "/subscriptions/x/virtualNetworks/n/subnets/s"
+
+    async def act(made: AzureMlInstances) -> None:
+        (doubt,) = await made.doubts(60.0)
+        assert 'set compute = "clusters", whose machines are reached by mailbox' in doubt
+        found = {check.name: check for check in await made.examine(Needs(cpus=4), 1)}["network"]
+        assert (found.verdict, "mailbox" in found.remedy) == ("warn", True)
+
+    async def by_jump(made: AzureMlInstances) -> None:
+        assert await made.doubts(60.0) == ()
+
+    play(ml, tmp_path, act, public_ip=False, subnet=subnet)
+    play(ml, tmp_path, by_jump, public_ip=False, subnet=subnet, jump="me@gate")
+
+
 @pytest.mark.parametrize(
     ("more", "told"),
     [

@@ -4,13 +4,14 @@ words, and the task is scored on another one. Pilots and mailboxes are real."""
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from evalfleet.events import AttemptStarted, MachineCondemned
-from standins.azure_ml import Processes, StandIn
+from standins.azure_ml import Failed, Processes, StandIn
 from tests.cloud import ml_places
 from tests.cloud.mail_desk import nothing_left
 from tests.cloud.test_ml_run import desk
@@ -85,6 +86,52 @@ def test_a_pull_that_takes_long_is_told_and_one_that_does_not_end_is_given_up(
     told = [alert["text"] for alert in alerts(at) if alert["rule"] == "docker_pull_slow"]
     assert told, alerts(at)
     assert "has been fetching its image for" in told[0]
+
+
+def test_a_job_that_stays_in_its_queue_is_given_up_unbilled(ml: StandIn, tmp_path: Path) -> None:
+    """An hour of it, in seconds."""
+    ml.troubles_of_jobs.stuck = {"Queued"}
+    at = limited(ml, tmp_path, 1, queue_s=3)
+    run = begin(at)
+    assert run.wait().code == 0, run.said
+    assert at.results("r")["scored"] == 1
+    first = next(machine for machine in at.state("r").machines.values())
+    assert first.allocated_at is None
+    assert first.closed_usd < 0.001, "a moment that nobody looked at is counted"
+    assert "queue" in first.detail, first.detail
+    nothing_left(ml)
+
+
+def away_api(ml: StandIn, is_away: bool) -> None:
+    if is_away:
+        ml.faults.add(Failed(503))
+    else:
+        ml.faults.rules.clear()
+
+
+def away_storage(ml: StandIn, is_away: bool) -> None:
+    ml.storage.is_away = is_away
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("away", [away_api, away_storage], ids=["the API", "the storage"])
+def test_a_service_that_is_away_for_a_while_costs_no_machine_and_no_score(
+    ml: StandIn, tmp_path: Path, away: Callable[[StandIn, bool], None]
+) -> None:
+    """Half a minute here; ten minutes of it are simulated by `bench stuck`."""
+    at = limited(ml, tmp_path, 4)
+    (tmp_path / "run.sh").write_text('sleep 8\necho \'{"score": 1}\' >"$EVALFLEET_OUT/result.json"\n')
+    run = begin(at, workers=2)
+    until(lambda: any(isinstance(event, AttemptStarted) for event in at.events()), lambda: run.said)
+    ml.do(lambda: away(ml, True))
+    time.sleep(30)  # nothing tells how often a service that is away was asked
+    ml.do(lambda: away(ml, False))
+    assert run.wait().code == 0, run.said
+    told = at.results("r")
+    assert (told["scored"], told["broken"]) == (4, 0)
+    assert len(at.state("r").machines) == 2, "none was given up"
+    assert len(at.state("r").attempts) == 4, "nothing ran twice"
+    nothing_left(ml)
 
 
 @pytest.mark.nightly

@@ -433,7 +433,8 @@ class AzureMlInstances(VmPlace[MlInstance, InstanceSnapshot], Preflight):
         )
 
     async def doubts(self, lasts_s: float) -> Sequence[str]:
-        return await knock(self._arm, self._name, self._workspace.check)
+        found = await knock(self._arm, self._name, self._workspace.check)
+        return (*found, *preflight.private_doubts(self._settings))
 
     async def keep_files(
         self, files: KeptFiles, lasts_s: float, tell: Callable[[str], None]

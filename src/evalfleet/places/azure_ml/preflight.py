@@ -116,6 +116,17 @@ def outline(
         yield Made("job with a mailbox", job_name(machine, settings.name), where, words)
 
 
+PRIVATE = "compute instances without a public address are reached from within their network only"
+PRIVATE_REMEDY = (
+    'run evalfleet there, or set `jump`; or set compute = "clusters", whose machines are reached by mailbox'
+)
+
+
+def private_doubts(settings: AzureMlSettings) -> list[str]:
+    """What is to be said where nobody may come in from outside."""
+    return [] if settings.public_ip or settings.jump else [f"{PRIVATE}: {PRIVATE_REMEDY}"]
+
+
 # -- clusters ------------------------------------------------------------------------------------------
 
 
@@ -214,8 +225,10 @@ class MlChecks:
         told = "nodes are reached by a mailbox in the storage account; no port is open"
         if self._settings.compute == "instances":
             told = "instances are reached by SSH with a key of ours; their port is open to everybody"
+            if not self._settings.public_ip and not self._settings.jump:
+                return [Check("network", "warn", PRIVATE, PRIVATE_REMEDY)]
             if not self._settings.public_ip:
-                told = "instances are reached by SSH from within their network, or by `jump`"
+                told = "instances are reached by SSH through `jump`"
         if isolation.lower() == "allowonlyapprovedoutbound":
             remedy = "allow what tasks need (model APIs) in the workspace's outbound rules"
             return [Check("network", "warn", f"{told}; nodes reach approved addresses only", remedy)]

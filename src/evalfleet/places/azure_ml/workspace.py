@@ -38,14 +38,16 @@ class MlWorkspace:
 
     async def region(self) -> str:
         if not self._region:
-            shown = await self._found()
-            self._region = str(shown.get("location") or "").replace(" ", "").lower()
+            self._region = _region_of(await self._found())
         return self._region
 
     async def check(self) -> None:
         """Ask for it, and for its storage: somebody may have deleted one, or taken our rights away."""
-        await self._found()
-        await self.blobs()
+        region, named = _region_of(await self._found()), self._settings.region
+        if named and named != region:
+            why = f'the workspace is in {region}, not in {named}; set region = "{region}", or leave it out'
+            raise PlaceError(why, transient=False, scope="place")
+        await (await self.blobs()).containers(KEPT)
 
     async def _found(self) -> Json:
         shown = await self.client.workspace()
@@ -79,3 +81,7 @@ class MlWorkspace:
         if self._blobs is not None:
             await self._blobs.close()
         await self._login.close()
+
+
+def _region_of(workspace: Json) -> str:
+    return str(workspace.get("location") or "").replace(" ", "").lower()
