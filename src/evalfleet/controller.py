@@ -231,6 +231,8 @@ class Controller:
         except (StoreAway, StoreRefused) as err:
             if order.stops:
                 return MirroredJournal.open_alone(here(), mirror, holder, lambda: self._life_s(), err)
+            if order.claims:  # it is another home's still
+                raise RequestError(str(err)) from err
             raise RequestError(f"{err}; `evalfleet cancel {order.run}` works without it") from err
         local = here()
         try:

@@ -140,6 +140,27 @@ def test_a_bucket_that_may_only_be_read_and_credentials_of_nobody_are_refused(
     asyncio.run(use())
 
 
+def test_who_may_only_read_takes_nothing_over_and_the_run_goes_on(tmp_path: Path) -> None:
+    async def use(storage: CloudStorage) -> None:
+        url, environ = "gs://bucket/x", storage.environ(tmp_path)
+        planned(tmp_path / "first", url)
+        journal = await opened(tmp_path / "first", url, environ)
+        assert await write(journal, "a")
+        storage.read_only.add("bucket")
+        before = dict(storage.buckets["bucket"])
+        with pytest.raises(StoreRefused, match="may not use it"):
+            await opened(tmp_path / "second", url, environ, claims=True)
+        assert storage.buckets["bucket"] == before
+        storage.read_only.clear()
+        assert await write(journal, "b")
+        second = await opened(tmp_path / "second", url, environ, claims=True)
+        await asyncio.gather(journal.close(), second.close())
+        assert told(tmp_path / "second") == ["a", "b"]
+
+    with CloudStorage("bucket") as storage:
+        asyncio.run(use(storage))
+
+
 def test_of_two_computers_one_writes(bucket: Bucket, tmp_path: Path) -> None:
     for n in range(1 if bucket.url.startswith("gs:") else 2):
         if bucket.url.startswith("file:"):
@@ -215,6 +236,35 @@ def test_a_run_goes_to_another_home_and_back_and_what_never_got_there_is_kept(
         assert "never put" in (first / RUN / DROPPED).read_text()
         with pytest.raises(RequestError, match="took 'r' over"):
             await opened(second, folder.url, {})
+
+    asyncio.run(use())
+
+
+@pytest.mark.parametrize("hours", [24, -24])
+def test_clocks_that_are_apart_change_nothing_about_whose_a_run_is(
+    folder: Bucket, tmp_path: Path, hours: int
+) -> None:
+    """As if the first computer's clock were a day ahead, or behind: numbers and epochs decide."""
+
+    async def use() -> None:
+        first, second = tmp_path / "first", tmp_path / "second"
+        planned(first, folder.url)
+        journal = await opened(first, folder.url, {})
+        assert await write(journal, "a")
+        for path in (tmp_path / "bucket" / RUN / "journal").iterdir():
+            header, _, rest = path.read_text().partition("\n")
+            wrong = {**json.loads(header), "wrote_at": json.loads(header)["wrote_at"] + hours * 3600 * 10**6}
+            path.write_text(json.dumps(wrong) + "\n" + rest)
+        said: list[str] = []
+        second.mkdir()
+        await fetch_run(planning.Workspace({}, second, second), folder.url, None, said.append)
+        assert ("clock is 1440 minutes or more behind" in "".join(said)) == (hours > 0), said
+        other = await opened(second, folder.url, {}, claims=True)
+        assert await write(other, "b")
+        with pytest.raises(LeaseLost):
+            await write(journal, "never put")
+        await asyncio.gather(journal.close(), other.close())
+        assert told(second) == ["a", "b"]
 
     asyncio.run(use())
 

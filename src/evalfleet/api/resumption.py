@@ -32,7 +32,7 @@ from evalfleet.mirror import (
     store_url,
     the_run,
 )
-from evalfleet.model import IMPORTED, AttemptId, Limits, Task
+from evalfleet.model import IMPORTED, AttemptId, Limits, Task, seconds_between
 from evalfleet.named_pools import read_pool
 from evalfleet.names import folder_of
 from evalfleet.planning import values
@@ -46,6 +46,9 @@ from evalfleet.views.notable import new_files
 from .owners import granting
 from .run import Run, whoami
 from .runs import control, open_run, resumed_usd, tell_overdue
+
+CLOCKS_APART_S = 60.0
+"""Clocks of two computers that differ by less are not worth a word."""
 
 
 def new_limits(
@@ -269,8 +272,13 @@ async def fetch_run(
             await mirror.files.fetch_artefacts(collected_in(state))
     except StoreAway as err:
         raise RequestError(str(err)) from err
-    if state.ended_at is None and mirror.newest is not None:
-        tell(f"run {run}, which {mirror.newest.who} had last, is taken over from {url}")
+    if state.ended_at is None and (newest := mirror.newest) is not None:
+        tell(f"run {run}, which {newest.who} had last, is taken over from {url}")
+        if (behind_s := seconds_between(workspace.now(), newest.wrote_at)) > CLOCKS_APART_S:
+            tell(
+                f"this computer's clock is {behind_s / 60:.0f} minutes or more behind that of "
+                f"{newest.holder.host}: set it, else machines of the run may end sooner than is known here"
+            )
     return run
 
 

@@ -219,8 +219,12 @@ def no_task_outlives_its_machine(sim: Simulated) -> Iterator[str]:
     for record in sim.store.read():
         match record.event:
             case MachineRequested(machine, _, _, offer, expires_at):
-                if offer.queues and not sim.scenario.offers[offer.place][0].extendable:
+                if sim.scenario.offers[offer.place][0].extendable:
+                    continue
+                if offer.queues:
                     lives[machine] = expires_at - record.at
+                else:
+                    ends[machine] = expires_at
             case MachineAllocated(machine, started_at) if machine in lives:
                 ends[machine] = started_at + lives[machine]
             case AttemptStarted(attempt, task, machine) if machine in ends:

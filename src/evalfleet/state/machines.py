@@ -78,11 +78,11 @@ RENEWAL_LEAD_S = 2700.0
 def _set_renewal(state: RunState, machine: MachineState, at: Micros) -> None:
     """When to look at the machine's life again: some time before it must be deleted to be gone in time.
 
-    A machine that cannot be extended is looked at again and again, each time a quarter of what is left
-    ahead, so that it is used to the end.
+    A machine that neither money nor time allow to extend is looked at again and again, each time a quarter
+    of what is left ahead, so that it is used to the end. One whose place never does is looked at then.
     """
     last_call = after(machine.expires_at, -machine.offer.teardown_s)
-    lead = min((last_call - at) // 4, round(RENEWAL_LEAD_S * SECOND))
+    lead = min((last_call - at) // 4, round(RENEWAL_LEAD_S * SECOND)) if machine.offer.extendable else 0
     machine.renew_at = max(at, last_call - lead)
     heapq.heappush(state.deadlines, Deadline(machine.renew_at, machine.id))
 
