@@ -6,11 +6,13 @@ for cold is of this); `kept`, by one that was just started, when what was summed
 Then a live run is written as fast as given, and 100 streams are read: the time from an event being durable to
 its arrival.
 A real browser opens the same runs, and keeps one open while an hour's events are replayed in a minute.
-CPU seconds are told beside wall clock, which says more only on a quiet computer. All of it is meant to take
-less than four minutes there.
+A page's wall clock is from the click on its link until the numbers and the table of tasks are drawn
+(`page_*_s`), then until a filter has taken effect (`filtered_s`) and a task's page is there (`opened_s`). The
+browser's own start is not in it. CPU seconds are told beside it, which say more on a busy computer. All of it
+is meant to take less than five minutes on a quiet one.
 
-The same browser opens as many samples in `inspect view`, each within two minutes, where inspect-ai is: in
-`.venv/inspect` (`make .venv/inspect/ready`), or where the Python INSPECT_PYTHON is.
+The same browser opens as many samples in `inspect view`, where inspect-ai is: in `.venv/inspect`
+(`make .venv/inspect/ready`), or where the Python INSPECT_PYTHON is.
 """
 
 from __future__ import annotations
@@ -101,7 +103,9 @@ def run(quick: bool) -> Result:
             cold_s = 1.0 if size < 100_000 else 4.0
             for when, most in (("never_seen", cold_s), ("kept", cold_s), ("warm", 1.0)):
                 aims[f"tasks_{size}.{when}_cpu_s"] = below(found[f"{when}_cpu_s"], most)
+                aims[f"tasks_{size}.page_{when}_s"] = below(found[f"page_{when}_s"], most)
                 aims[f"tasks_{size}.page_{when}_cpu_s"] = below(found[f"page_{when}_cpu_s"], most)
+            aims[f"tasks_{size}.filtered_s"] = below(found["filtered_s"], 1.0)
             aims[f"tasks_{size}.never_seen_rss_mb"] = below(found["never_seen_rss_mb"], 200)
         seconds, watchers = (2.0, 5) if quick else (WATCHED_S, WATCHERS)
         figures["watched"] = watched = asyncio.run(_watched(space, store, watchers, seconds))
@@ -220,6 +224,9 @@ def _sized(space: Workspace, store: Store, size: int) -> Figures:
                 found[f"page_{when}_s"] = page["wall_s"]
                 found[f"page_{when}_cpu_s"] = rounded(page["page_cpu_s"] + server.cpu_s() - before)
             found["tab_mb"] = rounded(tab.memory_mb())
+            if "warm" in whens:
+                found["filtered_s"] = tab.click(".chip:has-text('fail')", until=".tasks header >> text= of ")
+                found["opened_s"] = tab.click(".grid-body .grid-row a >> nth=0", until=".verdict")
     return found
 
 
@@ -385,7 +392,7 @@ def _delays(durable: dict[int, float], arrived: list[dict[int, float]]) -> Itera
 # -- inspect view ------------------------------------------------------------------------------------
 
 INSPECT_PYTHON = Path(os.environ.get("INSPECT_PYTHON") or ".venv/inspect/bin/python").absolute()
-INSPECT_WITHIN_S = 120.0
+INSPECT_WITHIN_S = 600.0
 """Its log must be written, and its server must answer, within so long each: else it is not measured."""
 SAMPLES = """
 import json
@@ -430,7 +437,8 @@ with zipfile.ZipFile(file, "w", kind) as log:
         log.writestr(name, made if "summaries" in name else text)
     for k in range(n):
         sample = parts[f"samples/task_{k % 2:06d}_epoch_1.json"]
-        log.writestr(f"samples/task_{k:06d}_epoch_1.json", like(sample, k))
+        # its own compression asks for new memory each time, which takes minutes for 100,000 of them
+        log.writestr(f"samples/task_{k:06d}_epoch_1.json", like(sample, k), zipfile.ZIP_DEFLATED)
 """
 
 

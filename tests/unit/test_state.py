@@ -29,7 +29,7 @@ from evalfleet.policy import changed_effects, decide, effects, next_deadline
 from evalfleet.policy.effects import Effect, Owner
 from evalfleet.sim.scenario import draw, draw_tiers
 from evalfleet.sim.simulate import simulate
-from evalfleet.state import MachineState, RunState, accepts, apply, fold
+from evalfleet.state import MachineState, RunState, accepts, apply, apply_all, fold
 
 from .runs import PRICED, Run
 
@@ -151,6 +151,21 @@ def test_after_every_event_of_a_simulated_run_all_indexes_hold(seed: int) -> Non
         watch.check(state)
     assert not any(looked_at.fresh)
     assert all_but_queues(looked_at) == all_but_queues(state)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.integers(0, 10_000), st.integers(1, 500))
+def test_very_many_events_at_once_lead_where_one_by_one_do(seed: int, page: int) -> None:
+    records = list(simulate(draw(seed) if seed % 2 else draw_tiers(seed)).store.read())
+    one_by_one, at_once = RunState(queues=False), RunState(queues=False)
+    for record in records:
+        apply(one_by_one, record.at, record.event)
+    for start in range(0, len(records), page):
+        some = records[start : start + page]
+        apply_all(at_once, [record.at for record in some], [record.event for record in some])
+    for state in (one_by_one, at_once):  # who became idle first is asked by nobody who only looks
+        state.idle = dict(sorted(state.idle.items()))
+    assert all_but_queues(at_once) == all_but_queues(one_by_one)
 
 
 def all_but_queues(state: RunState) -> dict[str, str]:

