@@ -111,8 +111,8 @@ class Faults(FaultRules[Effect]):
         """Do new nodes become unusable?"""
         self.node_error = "An error occurred during node preparation."
         """What those say."""
-        self.tasks_are_mute = False
-        """Do tasks say that they run while their processes were never started?"""
+        self.mute = ""
+        """Tasks of jobs whose id ends so say that they run while their processes were never started."""
 
 
 def refusal(effect: Throttled | Failed | Refused) -> Answer:

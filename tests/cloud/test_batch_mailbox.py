@@ -11,15 +11,15 @@ from typing import Any, ClassVar
 import pytest
 
 from evalfleet.errors import PlaceError
-from evalfleet.events import AttemptStarted
+from evalfleet.events import AttemptStarted, MachineCondemned
 from evalfleet.model import Needs, Scored
 from evalfleet.places.azure_batch import AzureBatchPlace
 from evalfleet.testing import ChannelContract, Harness, PlaceContract
-from standins.azure_batch import ProcessNodes, StandIn
+from standins.azure_batch import Failed, ProcessNodes, StandIn
 from standins.azure_ml import Processes
 from tests.cloud.batch_places import FAST, HOME, IDENTITY, SIZE, examine, machine_id, offer, place, play
 from tests.cloud.mail_desk import MailHarness, evicted_once, killed_and_resumed, mail_desk, nothing_left, seen
-from tests.desk import Desk
+from tests.desk import Desk, Process
 from tests.waiting import until, until_async
 
 CANNOT = Processes.missing()
@@ -91,18 +91,77 @@ def test_a_killed_controller_is_resumed_and_adopts_machines_in_a_private_network
     nothing_left(account)
 
 
-def test_a_storage_that_is_away_for_a_while_ends_nothing(account: StandIn, tmp_path: Path) -> None:
+@pytest.mark.parametrize("what", ["storage", "api"])
+def test_a_storage_or_an_api_that_is_away_for_a_while_ends_nothing(
+    account: StandIn, tmp_path: Path, what: str
+) -> None:
     at = desk(account, tmp_path, 3, sleeps=2)
     run = at.start("run", "b.toml", "--on", "batch", "--workers", "1", "--name", "r")
     until(lambda: any(isinstance(each, AttemptStarted) for each in at.events()), lambda: run.said)
-    account.storage.is_away = True
-    until(lambda: account.storage.refused >= 20, "both ends have asked in vain")
-    account.storage.is_away = False
+    if what == "storage":
+        account.storage.is_away = True
+        until(lambda: account.storage.refused >= 20, "both ends have asked in vain")
+        account.storage.is_away = False
+    else:
+        answered = len(account.server.calls)
+        away = account.faults.add(Failed(503))
+        until(lambda: len(account.server.calls) >= answered + 10, "it was asked in vain")
+        account.faults.rules.remove(away)
     run.popen.wait()
     told = json.loads((tmp_path / "results/r/results.json").read_text())
     assert (told["scored"], told["broken"], told["status"]) == (3, 0, "done"), run.said
     assert all(isinstance(each.outcome, Scored) for each in at.state("r").attempts.values())
     nothing_left(account)
+
+
+def gave_up(at: Desk, run: Process) -> list[str]:
+    """Wait until the one task is scored. Returns why machines were given up before that."""
+    assert run.wait().code == 0, run.said
+    assert at.results("r")["scored"] == 1
+    return [event.detail for event in at.events() if isinstance(event, MachineCondemned) and event.detail]
+
+
+def test_a_container_that_never_starts_though_batch_says_that_it_runs_is_given_up(
+    account: StandIn, tmp_path: Path
+) -> None:
+    """As happened for eight hours with nothing done. Its task runs on another machine."""
+    account.faults.mute = "-1"
+    at = desk(account, tmp_path, 1, sleeps=0, answer_s=5)
+    why = gave_up(at, at.start("run", "b.toml", "--on", "batch", "--workers", "1", "--name", "r"))
+    assert any(
+        "but the pilot has not answered: the pilot has not come to its mailbox" in each for each in why
+    )
+    nothing_left(account)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("fault", ["nodes_unusable", "lost", "died"])
+def test_a_node_that_is_unusable_or_lost_or_whose_container_dies_is_replaced(
+    account: StandIn, tmp_path: Path, fault: str
+) -> None:
+    at = desk(account, tmp_path, 1, lost_s=12, isolation="none")
+    score = (tmp_path / "run.sh").read_text()
+    (tmp_path / "run.sh").write_text(f"if mkdir {tmp_path}/begun; then sleep 1000; fi\n{score}")
+    account.faults.nodes_unusable = fault == "nodes_unusable"
+    run = at.start("run", "b.toml", "--on", "batch", "--workers", "1", "--name", "r")
+    if fault == "nodes_unusable":
+        (tmp_path / "begun").mkdir()
+        until(lambda: any("unusable" in each for each in _details(at)), lambda: run.said)
+        account.faults.nodes_unusable = False
+    else:
+        until((tmp_path / "begun").exists, lambda: run.said)
+        node, task = account.node("r-"), account.job("r-").tasks["pilot"]
+        if fault == "lost":
+            account._await(account.service.release(node))
+        else:
+            assert task.run is not None
+            account._await(task.run.kill())
+    assert gave_up(at, run)
+    nothing_left(account)
+
+
+def _details(at: Desk) -> list[str]:
+    return [event.detail for event in at.events() if isinstance(event, MachineCondemned)]
 
 
 @pytest.mark.nightly

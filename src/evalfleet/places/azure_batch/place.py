@@ -43,6 +43,7 @@ from .registry import registry_login
 from .service import (
     CONTENT,
     SCOPE,
+    SILENT,
     UNPULLABLE,
     AccountInventory,
     BatchClient,
@@ -223,7 +224,8 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
     async def list(self, pool: str) -> Sequence[Machine]:
         found = await self._looks.fresh()
         now = self._arm.now()
-        shown = [machine_of(each, now) for name, each in sorted(found.items()) if name.startswith(f"{pool}-")]
+        mine = [each for name, each in sorted(found.items()) if name.startswith(f"{pool}-")]
+        shown = [machine_of(each, now, self._settings.answer_s) for each in mine]
         self._looks.note(shown)
         for machine in shown:
             if machine.detail.endswith(UNPULLABLE):
@@ -233,7 +235,11 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
         return tuple(self._with_trouble(each) for each in shown)
 
     def _with_trouble(self, machine: Machine) -> Machine:
-        trouble = self._troubles.get(machine.id, "") if machine.phase == "pending" else ""
+        trouble = self._troubles.get(machine.id, "")
+        if trouble and machine.phase == "gone" and machine.detail.endswith(SILENT):
+            return structs.replace(machine, detail=f"{machine.detail}: {trouble}")
+        if machine.phase != "pending":
+            return machine
         if trouble == NO_WAY_IN:
             return structs.replace(machine, phase="gone", start="", detail=trouble)
         return structs.replace(machine, detail=trouble) if trouble else machine

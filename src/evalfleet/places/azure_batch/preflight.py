@@ -28,6 +28,8 @@ from .template import END_S, job_id, metadata_in
 
 LOST_S = 600.0
 """A machine that is reached by a mailbox may be silent for so long, while others are heard."""
+NODE_S, READY_S = 300.0, 1200.0
+"""So long a node may take to boot, and a machine to be ready after its pilot has answered."""
 SWEEP_S = 300.0
 """For so long after a machine's end its node may be billed: Batch deletes it by itself, in its own time."""
 QUOTAS = "the account's page Quotas in the portal"
@@ -40,6 +42,7 @@ def offers_of(
     place: str, settings: AzureBatchSettings, region: str, book: AzurePriceBook, needs: Needs
 ) -> Sequence[Offer]:
     by_mail = settings.reach == "mailbox"
+    start_s = settings.answer_s + (settings.prepare_s if settings.images or settings.container else NODE_S)
 
     def made(size: VmSize) -> Offer:
         return Offer(
@@ -48,6 +51,8 @@ def offers_of(
             capacity=settings.max_vcpus // size.cpus if settings.max_vcpus else None,
             teardown_s=max(END_S, settings.teardown_s),
             sweep_s=SWEEP_S,
+            start_s=start_s,
+            boot_s=start_s + READY_S,
             silent_s=MAIL_SILENT_S if by_mail else 20.0,
             lost_s=max(LOST_S if by_mail else 20.0, settings.lost_s),
             cpus=size.cpus,

@@ -47,6 +47,7 @@ UNPULLABLE = (
     "an image of `images`, or `container`, is not there, or its registry does not let nodes read it: check "
     "its name, `registry_user` and `registry_password`"
 )
+SILENT = "the pilot has not answered"
 REMEDIES = {
     "accountcorequotareached": "ask for more dedicated cores: the account's page Quotas in the portal",
     "accountlowprioritycorequotareached": "ask for more spot cores: the account's page Quotas in the portal",
@@ -255,8 +256,8 @@ def _start_in(mark: str) -> NodeStart | None:
 # -- what it means -------------------------------------------------------------------------------------
 
 
-def machine_of(seen: Sighting, now: float) -> Machine:
-    """The machine as `list` shows it. `now` is by Azure's clock."""
+def machine_of(seen: Sighting, now: float, answer_s: float) -> Machine:
+    """The machine as `list` shows it. `now` is by Azure's clock. A pilot may be silent for `answer_s`."""
     if seen.has_box and not seen.job and not seen.pool:
         return Machine(seen.machine, "queued", ran_s=0.0, detail="being submitted, or deleted")
     if seen.state != "active":
@@ -282,6 +283,10 @@ def machine_of(seen: Sighting, now: float) -> Machine:
         )
     if state == "running" and start.address:
         return structs.replace(shown, phase="up")
+    begun = seconds_of(table(seen.task.get("executionInfo")).get("startTime"))
+    if state == "running" and begun and now - begun > answer_s:
+        told = f"Batch: its task has run for {(now - begun) / 60:.0f} min, but {SILENT}"
+        return structs.replace(shown, phase="gone", detail=told)
     pulls = state == "waitingforstarttask" and "docker pull" in str(seen.pool.get("startTask"))
     machine = table(seen.pool.get("virtualMachineConfiguration"))
     pulls = pulls or (state == "starting" and "containerConfiguration" in machine)

@@ -106,6 +106,9 @@ class AzureBatchSettings(VmSettings, frozen=True, forbid_unknown_fields=True):
         float,
         Meta(gt=0, description="a job that waits for a node for longer is given up, also by Batch itself"),
     ] = 3600.0
+    prepare_s: Annotated[
+        float, Meta(gt=0, description="a node whose images are not there for longer is given up")
+    ] = 1200.0
     expected_queue_s: Annotated[
         Annotated[float, Meta(ge=0)] | None,
         Meta(description="a job that waits for longer is told by the alert `queue_longer_than_planned`"),
