@@ -27,7 +27,7 @@ LATER: dict[str, tuple[str, ...]] = {
     "azure_ml": ("places/azure_ml", "places/azure/blobs.py", "places/azure/uploads.py"),
     "mailboxes": (
         *("channels/mailbox.py", "channels/mailboxes.py", "channels/mail_channel.py"),
-        "channels/folder_mail.py",
+        *("channels/folder_mail.py", "channels/s3_mailboxes.py"),
         *("channels/supervisor/mailbox.py", "channels/supervisor/pilot.py", "places/azure/mailboxes.py"),
     ),
     "hal": ("benchmarks/hal", "cli/hal_eval.py"),

@@ -135,12 +135,11 @@ class StorePlace(MailboxPlace):
     def __init__(self, root: Path, nodes: Nodes, store: Store) -> None:
         super().__init__(root, nodes)
         self._store = store
+        self._objects = open_objects(f"{store.url}/mail", store.environ)  # one for all, as places have it
 
     def mail(self, machine: str) -> Mail:
-        objects = open_objects(f"{self._store.url}/mail", self._store.environ)
-
         async def opened() -> Objects:
-            return objects
+            return self._objects
 
         return StoreMail(opened, machine, self._nodes.pace_s)
 

@@ -21,12 +21,13 @@ from evalfleet.channels.supervisor.mailbox import HttpPost, aws_headers
 from evalfleet.errors import RequestError
 from evalfleet.events import MachineAllocated
 from evalfleet.mirror import open_objects
-from evalfleet.model import MachineId, Needs
+from evalfleet.model import Machine, MachineId, Needs
 from evalfleet.places.slurm import SlurmPlace, SlurmSettings
-from evalfleet.ports import PlaceContext
+from evalfleet.ports import Fence, PlaceContext
+from evalfleet.testing.harness import find, first_offer
 from standins.s3 import environ_of
 from tests.desk import Desk
-from tests.waiting import until
+from tests.waiting import until, until_async
 
 from .cluster import Cluster
 from .test_run import command, desk, nothing_left
@@ -188,6 +189,39 @@ def test_doctor_looks_whether_nodes_reach_the_mailbox(
     assert "does not see s3://bucket/mail" in told, told
     assert "by HTTPS" in told
     assert bucket.names() == []
+
+
+async def test_a_requeued_machine_is_evicted_and_its_next_start_does_nothing(
+    cluster: Cluster, tmp_path: Path, bucket: Bucket
+) -> None:
+    """Its mail is in the bucket, and what it was told to take is gone: a second start leaves at once."""
+    place = _place({**bucket.environ, **cluster.environ}, tmp_path, sbatch=("--requeue",))
+    machine, name = MachineId("r-abc123-1"), "evalfleet-0a1b2c-r-abc123-1"
+    await place.create(machine, await first_offer(place), 600.0)
+
+    async def until_in(phase: str) -> Machine:
+        async def look() -> Machine | None:
+            seen = await find(place, machine)
+            return seen if seen is not None and seen.phase == phase else None
+
+        return await until_async(look, phase, look_s=0.2)
+
+    up = await until_in("up")
+    job = cluster.job_of(name)
+    assert (up.node in cluster.nodes, up.start) == (True, f"{job}.0")
+    channel = place.channel(up, Fence("r", 1, 30.0))
+    assert await channel.probe(None)
+    await channel.close()
+    cluster.ask("scontrol", "requeue", job)
+    evicted = await until_in("evicted")
+    assert evicted.start == up.start
+    cluster.ask("scontrol", "update", f"jobid={job}", "StartTime=now")  # else in two minutes
+    # it fails, as it must not go on, or Slurm has just revoked its credential
+    until(lambda: cluster.states()[name] == "FAILED", lambda: f"it started again: {cluster.states()}")
+    assert (await until_in("evicted")).ran_s
+    await place.delete(machine)
+    await place.close()
+    assert await asyncio.to_thread(bucket.names) == []
 
 
 @pytest.mark.parametrize(

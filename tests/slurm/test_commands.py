@@ -7,13 +7,15 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 
 from evalfleet.errors import PlaceError, RequestError
 from evalfleet.places.slurm import SlurmPlace, SlurmSettings
 from evalfleet.places.slurm.commands import Slurm, elapsed_s, limit, refusal
-from evalfleet.places.slurm.login import ThisComputer
+from evalfleet.places.slurm.login import Spoken, ThisComputer
+from evalfleet.places.slurm.node_probe import probed
 from evalfleet.ports import PlaceContext
 
 
@@ -66,6 +68,46 @@ def test_times_are_read(text: str, seconds: int) -> None:
 
 def test_a_limit_is_never_rounded_down() -> None:
     assert [limit(seconds) for seconds in (0.5, 59, 60, 61, 7200)] == ["1", "1", "1", "2", "120"]
+
+
+@pytest.mark.parametrize(
+    ("out", "errors", "reach", "verdict", "found", "remedy"),
+    [
+        ({"python": "3.6.8", "old": True}, "", "step", "bad", "is 3.6.8", "set `python` of the place"),
+        ({"sees": False}, "", "step", "bad", "it is not shared", "name a `folder`"),
+        ({"at": -900.0}, "", "step", "warn", "900 s behind", "ask the cluster's administrators"),
+        ({"at": 900.0}, "", "step", "warn", "900 s ahead", "ask the cluster's administrators"),
+        (None, "srun: error: python3: command not found", "step", "bad", "nodes have no", "set `python`"),
+        (
+            None,
+            "srun: error: Unable to allocate resources: Requested nodes are busy",
+            "step",
+            "warn",
+            "",
+            "try",
+        ),
+        (None, "srun: error: Access/permission denied", "step", "bad", "denied", 'set `reach = "mailbox"`'),
+        (None, "srun: error: Access/permission denied", "mailbox", "good", "not needed", ""),
+        (None, "srun: error: what", "step", "bad", "what", "`srun hostname`"),
+        (b"Welcome", "", "step", "bad", "says b'Welcome'", "set `python`"),
+    ],
+)
+def test_what_a_node_tells_doctor_comes_with_what_to_do(
+    out: dict[str, Any] | bytes | None,
+    errors: str,
+    reach: Literal["step", "mailbox"],
+    verdict: str,
+    found: str,
+    remedy: str,
+) -> None:
+    good = {"python": "3.11.2", "old": False, "node": "n1", "at": 0.0, "sees": True}
+    line = json.dumps({**good, **out}).encode() if isinstance(out, dict) else out or b""
+    settings = SlurmSettings(folder="shared", reach=reach)
+    checks = probed(settings, Spoken(1 if errors else 0, line, errors.encode()), 0.0, "/shared")
+    worst = max(checks, key=lambda check: ("good", "warn", "bad").index(check.verdict))
+    assert (worst.verdict, found in worst.found, remedy in worst.remedy) == (verdict, True, True), checks
+    assert bool(worst.remedy) == (verdict != "good"), checks
+    assert "\n" not in worst.found + worst.remedy
 
 
 def command(folder: Path, name: str, script: str) -> None:

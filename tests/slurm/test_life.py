@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import shlex
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -120,6 +121,8 @@ async def test_a_machine_waits_in_the_queue_unbilled_and_says_where(
         assert queued.phase == "queued"
         assert queued.ran_s == 0.0
         assert queued.detail.startswith("2 of 2 in the queue of main")
+        # whatever becomes of us and of its supervisor, Slurm ends it a minute after its time
+        assert cluster.ask("squeue", "-h", "-j", at.job, "-o", "%l") == "11:00"
         cluster.ask("scancel", other)
         full()
         up = await at.until_in("up")
@@ -153,6 +156,32 @@ async def test_a_held_job_waits_and_says_so(
         cluster.ask("scontrol", "release", at.job)
         full()
         await at.until_in("up")
+
+
+async def test_steps_that_are_forbidden_say_mailbox_and_a_folder_that_is_not_shared_says_so(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As they are found by a run, which asks no doctor."""
+    tools, alone = tmp_path / "tools", tmp_path / "alone"
+    tools.mkdir()
+    said = "srun: error: Unable to create step for job 7: Access/permission denied"
+    mount = f"mount -t tmpfs none {tmp_path}/shared && exec python3"
+    for path, script in (
+        (tools / "srun", f"echo '{said}' >&2; exit 1"),
+        (alone, f'exec unshare -m sh -c \'{mount} "$@"\' sh "$@"'),
+    ):
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+        async with site(cluster, tmp_path) as at:
+            with pytest.raises(ChannelError, match='set `reach = "mailbox"` of the place'):
+                await at.channel(await at.up()).probe(None)
+    async with site(cluster, tmp_path, python=str(alone)) as at:
+        await at.create()
+        gone = await at.until_in("gone")
+        assert gone.detail.startswith("its job ended before it began (failed)")
+        assert f"{tmp_path}/shared" in gone.detail  # in whatever words the node has for it
 
 
 async def test_a_preempted_machine_is_evicted_and_so_is_what_ran(cluster: Cluster, tmp_path: Path) -> None:

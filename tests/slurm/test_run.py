@@ -155,6 +155,7 @@ def test_squeue_is_asked_once_for_all_machines_and_no_more_often_than_poll_s(
     # a process may be slow to start, but the next one is asked for so much later
     assert all(later - earlier > 0.5 * poll_s for earlier, later in itertools.pairwise(times)), times
     assert times[-1] - times[0] > 0.9 * poll_s * (len(times) - 1) - 1.0, times
+    assert SlurmSettings(folder="shared").poll_s == 10.0, "the default is not kind to a cluster"
 
 
 def test_what_another_home_has_left_is_shown_and_reaped(cluster: Cluster, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import importlib
 import importlib.util
 import os
@@ -266,6 +267,7 @@ class BucketObjects:
         return StoreAway(f"{self.url} cannot be reached: {_line_of(err)}")
 
 
+@functools.cache
 def _obstore() -> Any:
     """Loaded when it is needed: not everybody has it."""
     return importlib.import_module("obstore")

@@ -52,6 +52,8 @@ class BucketMail:
         self.boxes = boxes
         self._settings = settings
         self._marks: dict[str, PilotMarks] = {}
+        self._states: dict[str, str] = {}
+        """Of machines' jobs, when their marks were looked at."""
 
     @property
     def url(self) -> str:
@@ -77,22 +79,25 @@ class BucketMail:
     async def seen(self, folders: Mapping[str, MachineFolder], queue: Queue) -> dict[str, MachineFolder]:
         """The folders, with what the machines' pilots have written down. Raises PlaceError."""
         self._marks = {name: marks for name, marks in self._marks.items() if name in folders}
+        self._states = {name: state for name, state in self._states.items() if name in folders}
         wanted = {
             MachineId(unquote(name)): self._marks.get(name, PilotMarks())
             for name, folder in folders.items()
             if folder.job and self._may_have_news(name, folder.job, queue)
         }
         found = await self.boxes.marks_of(wanted)
-        for name in folders:
+        for name, folder in folders.items():
             if (marks := found.get(MachineId(unquote(name)))) is not None:
                 self._marks[name] = marks
+                self._states[name] = _state(folder.job, queue)
         return {name: _with_marks(folder, self._marks.get(name)) for name, folder in folders.items()}
 
     def _may_have_news(self, name: str, job: str, queue: Queue) -> bool:
         known, job_now = self._marks.get(name), queue.by_id.get(job)
         if known is None or known.start is None:
             return job_now is None or not job_now.waits
-        return not known.restarted and (known.end is None or (job_now is not None and job_now.runs))
+        # once it has begun, whatever it writes down comes with a change that Slurm tells, too
+        return not known.restarted and self._states.get(name) != _state(job, queue)
 
     async def remove(self, home: str, machine: MachineId) -> None:
         name = self.boxes.name(home, machine)
@@ -110,6 +115,11 @@ class BucketMail:
             )
             return (Check("mailbox", "bad", str(err), "" if "STS" in str(err) else remedy),)
         return (Check("mailbox", "good", f"{self.url} can be used, with a token for each machine"),)
+
+
+def _state(job: str, queue: Queue) -> str:
+    found = queue.by_id.get(job)
+    return "" if found is None else found.state
 
 
 def _with_marks(folder: MachineFolder, marks: PilotMarks | None) -> MachineFolder:
