@@ -17,7 +17,9 @@ from evalfleet.errors import PlaceError, RequestError
 from evalfleet.model import MachineId, Needs
 from evalfleet.places.gce import GcePlace, GceSettings
 from evalfleet.places.gce.answers import GoogleFault
+from evalfleet.places.gce.machine_types import type_of
 from evalfleet.places.gce.names import timestamp
+from evalfleet.places.gce.preflight import free_of, quotas_of
 from evalfleet.places.gce.settings import account_of
 from evalfleet.places.vm.answers import Problem
 from evalfleet.ports import PlaceContext
@@ -495,6 +497,39 @@ def test_doctor_tells_what_is_scarce_and_how_to_mend_it(google: StandIn, tmp_pat
     found = examine(google, tmp_path, workers=5)
     assert found["workers"].found.startswith("2 of 5 machines")
     assert "CPUS_ALL_REGIONS" in found["workers"].remedy
+
+
+@pytest.mark.parametrize(
+    ("limits", "settings", "told"),
+    [
+        ({"CPUS": 9}, {}, "2 of 5 machines"),
+        ({"N2_CPUS": 4}, {"types": ("n2-standard-4",)}, "1 of 5 machines"),
+        ({"PREEMPTIBLE_CPUS": 12, "CPUS": 4}, {"spot": True}, "3 of 5 machines"),
+        ({"PREEMPTIBLE_CPUS": 0, "CPUS": 8}, {"spot": True}, "2 of 5 machines"),
+        ({"IN_USE_ADDRESSES": 3}, {}, "3 of 5 machines"),
+        ({"IN_USE_ADDRESSES": 0}, {"public_ip": False}, ""),
+        ({"INSTANCES": 4}, {}, "4 of 5 machines"),
+        ({"SSD_TOTAL_GB": 300}, {}, "2 of 5 machines"),
+        ({"DISKS_TOTAL_GB": 128}, {"disk": "pd-standard"}, "1 of 5 machines"),
+    ],
+)
+def test_every_quota_that_machines_count_in_is_compared_beforehand(
+    google: StandIn, tmp_path: Path, limits: dict[str, int], settings: dict[str, Any], told: str
+) -> None:
+    google.cloud.catalog.limits |= {("us-central1", metric): many for metric, many in limits.items()}
+    found = examine(google, tmp_path, workers=5, **settings)["workers"]
+    assert (found.verdict, found.found[: len(told)]) == ("warn" if told else "good", told), found
+    scarce = next(iter(limits))
+    assert not told or ("vCPUs" if scarce.endswith("CPUS") else scarce) in found.remedy
+
+
+def test_a_quota_of_spot_machines_that_is_used_up_is_used_up() -> None:
+    e2 = type_of("e2-standard-4")
+    assert e2 is not None
+    used_up = {"metric": "PREEMPTIBLE_CPUS", "limit": 8.0, "usage": 8.0}
+    free = free_of({"quotas": [used_up, {"metric": "CPUS", "limit": 24.0, "usage": 0.0}]})
+    assert quotas_of(e2, free, spot=True) == ("PREEMPTIBLE_CPUS",)
+    assert free["PREEMPTIBLE_CPUS"] == 0
 
 
 def test_doctor_says_the_gcloud_command_that_mends_each_finding(google: StandIn, tmp_path: Path) -> None:

@@ -451,6 +451,20 @@ def test_a_segment_that_is_gone_or_cut_with_its_objects_is_told_before_anything_
     asyncio.run(use())
 
 
+def test_what_is_written_while_an_object_is_under_way_goes_together(tmp_path: Path) -> None:
+    async def use(storage: CloudStorage) -> None:
+        planned(tmp_path / "first", "gs://bucket/x")
+        journal = await opened(tmp_path / "first", "gs://bucket/x", storage.environ(tmp_path))
+        before = len(storage.buckets["bucket"])
+        assert all(await asyncio.gather(*(write(journal, str(n)) for n in range(60))))
+        assert len(storage.buckets["bucket"]) - before < 20
+        await journal.close()
+        assert sorted(map(int, told(tmp_path / "first"))) == list(range(60))
+
+    with CloudStorage("bucket") as storage:
+        asyncio.run(use(storage))
+
+
 def test_a_segment_holds_what_several_controllers_wrote(folder: Bucket, tmp_path: Path) -> None:
     async def use() -> None:
         planned(tmp_path / "first", folder.url)

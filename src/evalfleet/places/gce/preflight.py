@@ -263,15 +263,16 @@ async def _guarded(name: str, check: Callable[[], Awaitable[list[Check]]]) -> li
 
 
 def free_of(shown: Json) -> dict[str, int]:
-    """What is left of each quota of a region or a project."""
+    """What is left of each quota of a region or a project; that of spot machines only if it was granted."""
     return {
         str(each.get("metric")): int(float(each.get("limit", 0)) - float(each.get("usage", 0)))
         for each in rows(shown.get("quotas"))
+        if each.get("metric") != SPOT_QUOTA or each.get("limit")
     }
 
 
 def quotas_of(type: MachineType, free: dict[str, int], *, spot: bool) -> tuple[str, ...]:
     """The quotas that its vCPUs count in. Spot counts as the others do until it is granted a quota."""
-    if spot and free.get(SPOT_QUOTA):
+    if spot and SPOT_QUOTA in free:
         return (SPOT_QUOTA,)
     return (type.quota,)
