@@ -5,24 +5,30 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
+import shlex
 from pathlib import Path
 
 import pytest
 
 from evalfleet.channels.samples import Load, Samples
+from evalfleet.clock import WallClock
 from evalfleet.events import (
     AttemptEnded,
     AttemptStarted,
     Event,
     MachineReady,
     MachineRequested,
+    MachineStopped,
+    MachineStopping,
     MachineUp,
+    PoolPlanned,
     RunEnded,
     RunPlanned,
     TasksPlanned,
 )
 from evalfleet.journal import Holder, Store
-from evalfleet.model import SECOND, AttemptId, MachineId, Offer, Plan, Scored, Task, TaskId, after
+from evalfleet.model import SECOND, AttemptId, Limits, MachineId, Offer, Plan, Scored, Task, TaskId, after
 from evalfleet.places.azure import AzurePlace
 from evalfleet.ports import PlaceContext
 from standins.azure import StandIn
@@ -152,8 +158,10 @@ def test_a_plan_tells_quotas_and_chooses_what_they_last_for(azure: StandIn, tmp_
     desk.bench(12)
     words = ("plan", "b.toml", "--on", "azure", "--workers", "2,3,6", "--draws", "20", "--budget", "100")
     shown = desk.say(*words)
-    assert "quota" in shown
-    assert "3: too few" in shown
+    assert "quota for 3 more" in shown
+    assert re.search(r"^! +6 ", shown, re.MULTILINE)
+    assert "! more machines than the quota lasts for" in shown
+    assert max(map(len, shown.partition("\n* no other way")[0].splitlines())) <= 80
     found = json.loads(desk.say(*words, "--json"))
     regular = [each for each in found["options"] if not each["spot"] and not each["stopped_pool"]]
     assert {(each["workers"], each["quota"]) for each in regular} == {(2, 3), (3, 3), (6, 3)}
@@ -166,6 +174,49 @@ def test_a_plan_tells_quotas_and_chooses_what_they_last_for(azure: StandIn, tmp_
     assert len(looked) <= 2, "once for regular machines, and once for spot ones"
     unlisted = desk("plan", "b.toml", "--on", "azure", "--set", "sizes=Standard_NC4as_T4_v3")
     unlisted.refused("the price of Standard_NC4as_T4_v3 is not known", "evalfleet prices --update")
+
+
+def test_the_command_of_a_plan_is_one_that_works(azure: StandIn, tmp_path: Path) -> None:
+    """A stopped pool is chosen where there is one, and by its name."""
+    desk = AzureDesk(azure, tmp_path / "desk", sizes=[*SIZES, "Standard_D8ds_v5"])
+    desk.bench(12)
+    words = ("plan", "b.toml", "--on", "azure", "--workers", "2", "--draws", "20", "--json")
+    for more in (("--deadline", "9h"), ("--budget", "100")):
+        found = json.loads(desk.say(*words, *more))
+        assert found["chosen"]["stopped_pool"] is False
+        copied = shlex.split(found["command"])
+        told = json.loads(desk.say(*copied[1:], "--dry-run", "--json"))
+        assert told["plan"]["limits"]["workers"] == 2
+        assert {each["size"] for each in told["offers"]} == {found["chosen"]["size"]}
+        assert told["offers"][0].get("spot", False) is found["chosen"]["spot"]
+    a_stopped_pool(desk, "mine", machines=2)
+    found = json.loads(desk.say(*words, "--budget", "100"))
+    assert (found["chosen"]["stopped_pool"], found["chosen"]["pool"]) == (True, "mine")
+    start, run = found["command"].split(" && ")
+    assert start == "evalfleet pool start mine"
+    assert "--pool mine" in run
+    assert "--on" not in run
+    three = json.loads(
+        desk.say("plan", "b.toml", "--on", "azure", "--workers", "3", "--draws", "20", "--json")
+    )
+    assert {each["pool"] for each in three["options"] if each["stopped_pool"]} == {None}, "it has two"
+
+
+def a_stopped_pool(desk: AzureDesk, name: str, machines: int) -> None:
+    store = Store.open(desk.home)
+    offer = Offer("azure", SIZES[0], "eastus", 0.226, cpus=4, memory_gb=16.0)
+    began = WallClock().now()
+    ids = [MachineId(f"{name}-abc123-{n}") for n in range(1, machines + 1)]
+    events: list[Event] = [PoolPlanned(Plan(name, "", ("azure",), limits=Limits(machines, lease_s=86_400.0)))]
+    for n, machine in enumerate(ids):
+        events += [MachineRequested(machine, f"worker-{n}", n, offer, after(began, 86_400.0))]
+        events += [
+            MachineUp(machine),
+            MachineReady(machine),
+            MachineStopping(machine),
+            MachineStopped(machine),
+        ]
+    store.create_stream(name, "pool", began, events)
 
 
 def test_machines_have_the_size_that_tasks_of_each_domain_needed(azure: StandIn, tmp_path: Path) -> None:

@@ -124,6 +124,15 @@ def test_models_cost_what_attempts_did_else_what_the_benchmark_says_else_nobody_
     assert few.fate(0).models_usd(10) is None
 
 
+def test_models_cost_the_same_in_each_way_to_run_it() -> None:
+    told = believed(Experience(1, TIMES, model_usd={"m": [0.01, 0.1, 1.0, 3.0, 9.0]}), task("web_1"))
+    one, other = told.fate(7, 1), told.fate(7, 40)
+    for _ in range(5):
+        other.task_s(task("web_1"), VM)
+    assert one.models_usd(20) == other.models_usd(20)
+    assert one.models_usd(20) != told.fate(8, 1).models_usd(20)
+
+
 def forecast(workers: int, minutes: float, usd: float, spread: float = 1.1) -> Forecast:
     seconds = Range(60 * minutes / spread, 60 * minutes, 60 * minutes * spread)
     money = Range(usd / spread, usd, usd * spread)

@@ -503,6 +503,10 @@ def test_the_original_image_is_refused_with_nothing_to_install_windows_from(chec
         resolved(asked(**good))
     resolved(asked(), pool=LentPool(resolved(asked(golden="/g")).plan))
     resolved(asked(), only_setup=True)
+    told = resolved(asked(), only_reckoned=True).warnings
+    assert [each[:48] for each in told if "Windows" in each] == [
+        "before it can run: windowsarena/winarena:latest "
+    ]
 
 
 def test_an_iso_here_is_checked_and_known_by_its_contents(checkout: Path) -> None:

@@ -33,7 +33,7 @@ NO_PRICE = " (no price)"
 
 
 class FocusBills:
-    """The FinOps Open Cost and Usage Specification, which Azure and Google export, too."""
+    """The FinOps Open Cost and Usage Specification, which clouds export beside their own forms."""
 
     source = "FOCUS"
 

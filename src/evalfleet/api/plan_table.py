@@ -29,14 +29,9 @@ def basis_lines(chances: Chances) -> list[str]:
     """What the figures rest on."""
     runs = f"{plural(chances.runs, 'earlier run')} here" if chances.runs else "no earlier runs here"
     tasks = ", ".join(f"{count} {BASES[basis]}" for basis, count in chances.bases.items())
-    machines = "as in earlier runs" if chances.known_machines else "guessed"
-    if chances.model_usd:
-        models = "as attempts have cost before"
-    else:
-        models = "unknown" if chances.model_range is None else "by what the benchmark says"
     lines = [
         f"{runs}; durations of tasks: {tasks}",
-        f"time until a machine is ready: {machines}; models: {models}",
+        f"time until a machine is ready: {'as in earlier runs' if chances.known_machines else 'guessed'}",
     ]
     if chances.placement:
         scores = ", ".join(f"{offer} {score}" for offer, score in chances.placement.items())
@@ -44,49 +39,71 @@ def basis_lines(chances: Chances) -> list[str]:
     return lines
 
 
+def _models_line(found: Outlook) -> str:
+    """What models cost, which is much the same however it is run."""
+    ranges = [each.models_usd for each in found.forecasts if each.models_usd is not None]
+    if not ranges:
+        return "models: unknown, and not counted"
+    told = span(usd(min(each.low for each in ranges)), usd(max(each.high for each in ranges)))
+    basis = "as attempts have cost before" if found.chances.model_usd else "by what the benchmark says"
+    return f"models cost {told} beside the machines, {basis}"
+
+
+HEAD = ("", "workers", "time", "90% of runs", "machines", "90% of runs", "evicted")
+
+
 def described(resolved: Resolved, found: Outlook, draws: int) -> str:
-    """A table of all ways, for people."""
-    plan, spots = resolved.plan, any(each.option.offer.spot for each in found.forecasts)
-    quotas = any(each.option.quota is not None for each in found.forecasts)
-    head = ["", "workers", "on", "time", "90%", "machines", "90%", "models", "evicted", "quota"]
-    rows = [
-        (
-            "*" if each.best else "",
-            each.option.workers,
-            where(each.option),
-            whole_duration(each.seconds.middle),
-            span(whole_duration(each.seconds.low), whole_duration(each.seconds.high)),
-            usd(each.machines_usd.middle),
-            span(usd(each.machines_usd.low), usd(each.machines_usd.high)),
-            None if each.models_usd is None else span(usd(each.models_usd.low), usd(each.models_usd.high)),
-            f"{each.evictions:.1f}",
-            _quota(each.option),
-        )
-        for each in found.forecasts
-    ]
-    hidden = {name for name, shown in (("evicted", spots), ("quota", quotas)) if not shown}
-    columns = [i for i, name in enumerate(head) if name not in hidden]
-    dates = {each.option.offer.priced for each in found.forecasts} - {""}
-    lines = [
-        f"{plural(len(resolved.tasks), 'task')} of {plan.benchmark}: {draws} simulated runs each way",
-        "",
-        table([head[i] for i in columns], [[row[i] for i in columns] for row in rows], right=("workers",)),
-        "",
-        "* no other way is both quicker and cheaper",
-        *basis_lines(found.chances),
-    ]
+    """A table of all ways, for people: those with the same machines together, the cheapest first."""
+    groups: dict[str, list[Forecast]] = {}
+    for each in sorted(found.forecasts, key=lambda each: each.option.workers):
+        groups.setdefault(where(each.option), []).append(each)
+    cheapest_first = sorted(groups, key=lambda name: min(each.middle_usd for each in groups[name]))
+    shown = [each for name in cheapest_first for each in groups[name]]
+    spots = any(each.option.offer.spot for each in shown)
+    rows = [row if spots else row[:-1] for row in map(_row, shown)]
+    head = HEAD if spots else HEAD[:-1]
+    drawn = iter(table(head, rows, right=("workers", "evicted")).splitlines())
+    tasks = f"{plural(len(resolved.tasks), 'task')} of {resolved.plan.benchmark}"
+    lines = [f"{tasks}: {draws} simulated runs each way", "", next(drawn)]
+    for name in cheapest_first:
+        lines += [_heading(groups[name]), *(next(drawn) for _ in groups[name])]
+    lines += ["", "* no other way is both quicker and cheaper"]
+    if not all(each.option.within_quota for each in shown):
+        lines.append("! more machines than the quota lasts for")
+    lines += [*basis_lines(found.chances), _models_line(found)]
+    dates = {each.option.offer.priced for each in shown} - {""}
     lines += [f"prices of {', '.join(sorted(dates))}"] if dates else []
-    unfinished = max(each.unfinished for each in found.forecasts)
+    unfinished = max(each.unfinished for each in shown)
     if unfinished > 0.05:
         lines.append(f"in up to {unfinished:.0%} of the runs a task is left broken: see --attempts")
     return "\n".join(lines)
 
 
-def _quota(option: Option) -> str:
-    """For how many machines the quota lasts."""
-    if option.quota is None or option.pool:
-        return "-"
-    return f"{option.quota}" if option.within_quota else f"{option.quota}: too few"
+def _row(forecast: Forecast) -> Sequence[object]:
+    seconds, machines = forecast.seconds, forecast.machines_usd
+    return (
+        "*" * forecast.best if forecast.option.within_quota else "!",
+        forecast.option.workers,
+        whole_duration(seconds.middle),
+        span(whole_duration(seconds.low), whole_duration(seconds.high)),
+        usd(machines.middle),
+        span(usd(machines.low), usd(machines.high)),
+        f"{forecast.evictions:.1f}",
+    )
+
+
+def _heading(group: Sequence[Forecast]) -> str:
+    """What machines these are, what one costs, and how many more there can be."""
+    option = group[0].option
+    parts = [where(option)]
+    if option.offer.usd_per_hour:
+        parts.append(f"${option.offer.usd_per_hour:g} an hour")
+    if option.pool:
+        names = dict.fromkeys(each.option.pool_name for each in group if each.option.pool_name)
+        parts.append(", ".join(f"pool {name}" for name in names) or "no such pool is here yet")
+    elif option.quota is not None:
+        parts.append(f"quota for {option.quota} more")
+    return ", ".join(parts)
 
 
 def where(option: Option) -> str:
@@ -114,7 +131,7 @@ def span(low: str, high: str) -> str:
 
 def out_of_reach(found: Outlook, deadline_s: float | None, budget_usd: float | None) -> str:
     """Why nothing was chosen, and what to do."""
-    possible = [each for each in found.forecasts if each.option.within_quota]
+    possible = [each for each in found.forecasts if each.option.can_be_had]
     if not possible:
         most = max(each.option.quota or 0 for each in found.forecasts)
         return f"the quota lasts for {plural(most, 'machine')}; ask for more, or look at fewer --workers"
@@ -163,6 +180,7 @@ def _option(forecast: Forecast) -> OptionDocument:
         "region": offer.region or None,
         "spot": offer.spot,
         "stopped_pool": option.pool,
+        "pool": option.pool_name or None,
         "usd_per_hour": offer.usd_per_hour,
         "prices_as_of": offer.priced or None,
         "seconds": range_document(forecast.seconds, 1),

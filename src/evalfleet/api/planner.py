@@ -25,6 +25,7 @@ from evalfleet.sim.forecast import DRAWS, Forecast, Option, OptionDraws, forecas
 from evalfleet.toml_tables import convert
 
 from .experience import chances_of, experience_of
+from .pools import pools
 
 WORKERS = (1, 2, 5, 10, 20, 40)
 SIZES = 2
@@ -115,20 +116,22 @@ async def outlook(
         job_of(variant.plan, variant.tasks, option, chances)
         for variant, each in seen
         for sized in each.by_size(spot=variant is not resolved and each.has_spot)[: _sizes(variant)]
-        for option in _options(each, sized, workers, variant, pool=bool(resolved.borrowed))
+        for option in _options(each, sized, workers, variant)
     ]
     if sight.start_s and not resolved.borrowed:
         stopped = believe(machine_s=sight.start_s)
         stopped = replace(stopped, machines=_started(every.values(), sight.start_s))
         sized = sight.by_size(spot=False)[:1]
         jobs += [
-            job_of(plan, tasks, option, stopped)
+            job_of(plan, tasks, _in_a_pool(workspace, option), stopped)
             for offers in sized
             for option in _options(sight, offers, workers, resolved, pool=True)
         ]
     if not jobs:
-        raise RequestError("--workers: the place offers no machine; `evalfleet doctor` says more")
-    found = sorted(forecasts(jobs, draws), key=lambda each: (each.usd.middle, each.seconds.middle))
+        places = ", ".join(plan.places)
+        wanted = f" that has {needs}" if (needs := resolved.needs.in_words()) else ""
+        raise RequestError(f"{places} offers no machine{wanted}; `evalfleet doctor` says more")
+    found = sorted(forecasts(jobs, draws), key=lambda each: (each.middle_usd, each.seconds.middle))
     return Outlook(tuple(found), chances)
 
 
@@ -205,10 +208,31 @@ def guessed_machine_s(boot_s: float, setup_s: float) -> tuple[float, float]:
     return 0.7 * boot_s + 0.05 * setup_s, 1.5 * boot_s + 0.5 * setup_s + 2.0
 
 
+def _in_a_pool(workspace: Workspace, option: Option) -> Option:
+    """The option with the name of a pool that is stopped, and has such machines enough; if there is one."""
+    now = workspace.now()
+    for pool in pools(workspace):
+        machines = [
+            machine
+            for machine in pool.machines
+            if (machine.offer.place, machine.offer.size) == (option.offer.place, option.offer.size)
+            and pool.standing(machine, now) == "stopped"
+        ]
+        if len(machines) >= option.workers:
+            return replace(option, pool_name=pool.name)
+    return option
+
+
 def _options(
-    sight: _Sight, offers: tuple[Offer, ...], workers: Sequence[int], resolved: Resolved, *, pool: bool
+    sight: _Sight,
+    offers: tuple[Offer, ...],
+    workers: Sequence[int],
+    resolved: Resolved,
+    *,
+    pool: bool = False,
 ) -> list[Option]:
     """One for each number of workers that there can be, and that have something to do."""
+    pool = pool or bool(resolved.borrowed)
     if pool:
         offers = tuple(offer for offer in offers if not offer.spot) or offers
     slots, tasks = resolved.plan.slots, len(resolved.tasks)
@@ -216,7 +240,8 @@ def _options(
     most = min(-(-tasks // slots), sum(capacities) if len(capacities) == len(offers) else 10**9)
     counts = dict.fromkeys(min(count, most) for count in workers)
     quota, sized = sight.quota(offers), resolved.plan.needs is not None
-    return [Option(count, offers, pool, quota, sized) for count in counts if count > 0]
+    name = resolved.borrowed or ""
+    return [Option(count, offers, pool, name, quota, sized) for count in counts if count > 0]
 
 
 def job_of(plan: Plan, tasks: tuple[Task, ...], option: Option, chances: Chances) -> OptionDraws:
@@ -243,18 +268,18 @@ def chosen(
 ) -> Forecast | None:
     """The cheapest that will be done by the deadline, or the quickest that the budget pays; None: none is.
 
-    Quotas must last for it. A promise holds if it does in nineteen of twenty drawn runs.
+    It must be possible now (quotas, a pool). A promise holds if it does in nineteen of twenty drawn runs.
     """
     holding = [
         each
         for each in forecasts
-        if each.option.within_quota
+        if each.option.can_be_had
         and (deadline_s is None or each.seconds.high <= deadline_s)
         and (budget_usd is None or each.usd.high <= budget_usd)
     ]
     if deadline_s is not None:
-        return min(holding, key=lambda each: (each.usd.middle, each.seconds.middle), default=None)
-    return min(holding, key=lambda each: (each.seconds.middle, each.usd.middle), default=None)
+        return min(holding, key=lambda each: (each.middle_usd, each.seconds.middle), default=None)
+    return min(holding, key=lambda each: (each.seconds.middle, each.middle_usd), default=None)
 
 
 def size_setting(plan: Plan, offer: Offer) -> str | None:

@@ -63,11 +63,13 @@ def resolve_request(
     dry: bool = False,
     only_setup: bool = False,
     secrets_elsewhere: bool = False,
+    only_reckoned: bool = False,
 ) -> Resolved:
     """The request with everything settled, checked before anything starts.
 
     `dry`: nothing is written. `only_setup`: machines are set up, and no attempt is run. `secrets_elsewhere`:
-    it will run on another computer, which has the values of secrets.
+    it will run on another computer, which has the values of secrets. `only_reckoned`: nothing is run now, and
+    what machines would lack is a warning.
     """
     resolved = resolve(
         request,
@@ -79,6 +81,7 @@ def resolve_request(
         pool=_lent(workspace, request, dry),
         only_setup=only_setup,
         secrets_elsewhere=secrets_elsewhere,
+        only_reckoned=only_reckoned,
         earlier=functools.partial(_earlier_tasks, workspace),
     )
     if resolved.right_size and not only_setup:

@@ -125,7 +125,9 @@ def _resolved(workspace: Workspace, args: argparse.Namespace) -> tuple[Resolved,
     budget, args.budget = args.budget, None  # it does not bound what is simulated
     try:
         request = request_of(args)
-        resolve = functools.partial(runs.resolve_request, workspace, dry=True, secrets_elsewhere=True)
+        resolve = functools.partial(
+            runs.resolve_request, workspace, dry=True, secrets_elsewhere=True, only_reckoned=True
+        )
         resolved = resolve(request)
         if args.pool:
             return resolved, []
@@ -148,12 +150,11 @@ def _command(args: argparse.Namespace, resolved: Resolved, best: Forecast) -> st
     option = best.option
     given = argparse.Namespace(**vars(args))
     given.workers = str(option.workers)
-    given.spot = True if option.offer.spot else None
+    given.spot = True if option.offer.spot and not option.pool else None
     given.right_size = True if option.right_sized or args.right_size else None
-    pool = resolved.borrowed or ("POOL" if option.pool else "")
     if option.pool:
-        given.on, given.pool = None, pool
+        given.on, given.pool = None, option.pool_name
     elif not option.right_sized and (setting := size_setting(resolved.plan, option.offer)) is not None:
         given.settings = [*(args.settings or ()), setting]
     run = f"evalfleet run {shlex.join(words_of(given))}"
-    return f"evalfleet pool start {pool} && {run}" if option.pool else run
+    return f"evalfleet pool start {option.pool_name} && {run}" if option.pool else run

@@ -163,13 +163,14 @@ def resolve(
     pool: LentPool | None = None,
     only_setup: bool = False,
     secrets_elsewhere: bool = False,
+    only_reckoned: bool = False,
     earlier: EarlierTasks = nothing_earlier,
 ) -> Resolved:
     """All that a run needs, checked before anything starts; RequestError says what to change.
 
-    `home` is by default the one that the environment and the folder say. `facts` is asked last for what the
-    home knows, because one may have to be made for that. `only_setup`: no attempt will be run, so no tasks
-    are chosen. `secrets_elsewhere`: secrets need no values here. `earlier` tells the tasks of earlier runs.
+    `home`: by default that of the environment and the folder. `facts` tells, last, what it knows: it may have
+    to be made for that. `only_setup`: no attempt is run, no task chosen. `secrets_elsewhere`: they need no
+    values here. `only_reckoned`: what machines lack is a warning. `earlier` tells the tasks of earlier runs.
     """
     request = with_listed_tasks(_with_all_machines(request, pool), cwd)
     config = config_of(request.options.get("config"), environ, cwd)
@@ -205,8 +206,7 @@ def resolve(
     origin = provenance(selection_of(flags, request), tasks, _folder(loaded, source))
     known = facts()
     _refuse_taken(chosen, known)
-    if not only_setup and pool is None:
-        _refuse_without(loaded.setup_missing)
+    doubts += [] if only_setup or pool is not None else _lacking(loaded, only_reckoned)
     return Resolved(
         plan=msgspec.structs.replace(
             plan, settings=given.free, home=known.id, owner=owner, provenance=None if only_setup else origin
@@ -222,6 +222,13 @@ def resolve(
         cap_usd=cap_usd,
         right_size=flags.right_size,
     ).named(name if chosen is not None else free_name(name, known.taken))
+
+
+def _lacking(loaded: Loaded, only_reckoned: bool) -> list[str]:
+    """What new machines would lack, as a warning. RequestError, if they are to be made now."""
+    if not only_reckoned:
+        _refuse_without(loaded.setup_missing)
+    return [f"before it can run: {loaded.setup_missing}"] if loaded.setup_missing else []
 
 
 def _refuse_without(missing: str) -> None:

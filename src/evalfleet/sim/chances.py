@@ -70,7 +70,7 @@ class Chances:
 
     def fate(self, seed: int, machines: int = 1) -> DrawnFate:
         """What happens in one run with so many machines at once."""
-        return DrawnFate(self, random.Random(seed), machines)
+        return DrawnFate(self, seed, machines)
 
     def evictions_an_hour(self, offer: Offer) -> tuple[float, float]:
         """Shape and scale of what is believed of the rate (a gamma distribution, as of a Poisson process).
@@ -89,8 +89,9 @@ class Chances:
 class DrawnFate:
     """What happens in one drawn run. Some of it is alike for all its tasks, some for all its machines."""
 
-    def __init__(self, chances: Chances, rng: random.Random, machines: int) -> None:
-        self._chances, self._rng, self._machines = chances, rng, machines
+    def __init__(self, chances: Chances, seed: int, machines: int) -> None:
+        self._chances, self._seed, self._machines = chances, seed, machines
+        self._rng = rng = random.Random(seed)
         self._all_tasks = math.exp(chances.shared * _student_t(rng, chances.runs))
         self.lead_s = rng.choice(chances.leads) if chances.leads else 0.0
         low, high = GUESSED_SHARE
@@ -133,8 +134,11 @@ class DrawnFate:
         return self._rng.random() < self._chances.breaks
 
     def models_usd(self, attempts: int) -> float | None:
-        """What so many attempts cost at their models; None if nothing is known of that."""
-        chances, rng = self._chances, self._rng
+        """What so many attempts cost at their models; None if nothing is known of that.
+
+        That is the same luck in each way to run it: else chance would tell which of them is cheaper.
+        """
+        chances, rng = self._chances, random.Random(f"models {self._seed}")
         if chances.model_usd:
             return math.exp(rng.gauss(0.0, 0.1)) * sum(rng.choices(chances.model_usd, k=attempts))
         return None if chances.model_range is None else attempts * rng.uniform(*chances.model_range)

@@ -49,6 +49,8 @@ class Option:
     """Of one size, the cheapest first; with spot machines, regular ones come after them."""
     pool: bool = False
     """On machines of a pool that was prepared and stopped, instead of new ones."""
+    pool_name: str = ""
+    """Such a pool that there is already; empty: there is none."""
     quota: int | None = None
     """How many more machines of this size can be had, as its place tells; None: it does not."""
     right_sized: bool = False
@@ -61,6 +63,11 @@ class Option:
     @property
     def within_quota(self) -> bool:
         return self.pool or self.quota is None or self.workers <= self.quota
+
+    @property
+    def can_be_had(self) -> bool:
+        """Whether it can be run now: the quota lasts for it, and a pool is there."""
+        return self.within_quota and (not self.pool or bool(self.pool_name))
 
 
 @dataclass(frozen=True)
@@ -80,6 +87,11 @@ class Forecast:
     """In what share of the drawn runs a task was left without a score."""
     best: bool = False
     """No other way is both quicker and cheaper."""
+
+    @property
+    def middle_usd(self) -> float:
+        """What ways are compared by: machines, and models, as each costs in the middle."""
+        return self.machines_usd.middle + (0.0 if self.models_usd is None else self.models_usd.middle)
 
 
 @dataclass(frozen=True)
@@ -159,10 +171,10 @@ def _forecast(option: Option, drawn: Sequence[Draw]) -> Forecast:
 
 def _is_best(forecast: Forecast, others: Sequence[Forecast]) -> bool:
     """Is it on the Pareto front of time and money?"""
-    seconds, usd = forecast.seconds.middle, forecast.usd.middle
+    seconds, usd = forecast.seconds.middle, forecast.middle_usd
     return not any(
         other.seconds.middle <= seconds
-        and other.usd.middle <= usd
-        and (other.seconds.middle, other.usd.middle) != (seconds, usd)
+        and other.middle_usd <= usd
+        and (other.seconds.middle, other.middle_usd) != (seconds, usd)
         for other in others
     )

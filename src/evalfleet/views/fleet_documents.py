@@ -260,6 +260,7 @@ class OptionDocument(TypedDict):
     region: Annotated[str | None, Meta(description="the cheapest, which is tried first")]
     spot: bool
     stopped_pool: Annotated[bool, Meta(description="on machines that were prepared and stopped")]
+    pool: Annotated[str | None, Meta(description="such a pool that there is; one that is not is not chosen")]
     usd_per_hour: float
     prices_as_of: str | None
     seconds: Annotated[RangeDocument, Meta(description="until the last result")]
