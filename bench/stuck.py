@@ -24,6 +24,8 @@ TASKS = 13
 EIGHT_HOURS_S = 900.0
 """The job that sat in "running" for eight hours, because its container never started, is gone by then."""
 BEGINS_S = 400.0
+PREPARE_S = 1200.0
+"""So long Azure ML may take to prepare a node and pull its image, unless `prepare_s` says otherwise."""
 
 
 def run(quick: bool) -> Result:
@@ -39,9 +41,13 @@ def hangs() -> dict[str, Scenario]:
     plain = _scenario()
     slow = replace(plain.faults, queue_s=(200_000.0, 200_000.0))
     impatient = structs.replace(OFFERS["service"][0], max_queue_s=600.0)
+    pulling = structs.replace(OFFERS["service"][0], start_s=PREPARE_S, boot_s=PREPARE_S)
     tasks = tuple(structs.replace(task, stall_s=600.0) for task in plain.tasks)
     return {
         "running_never_started": replace(plain, troubles=(Trouble("service", never_boots=1.0),)),
+        "preparing_for_ever": replace(
+            plain, troubles=(Trouble("service", never_boots=1.0),), offers={**OFFERS, "service": (pulling,)}
+        ),
         "queued_for_ever": replace(plain, faults=slow, offers={**OFFERS, "service": (impatient,)}),
         "silent_death": replace(plain, troubles=(Trouble("service", away=((BEGINS_S, BEGINS_S + 1),)),)),
         "place_away": replace(plain, troubles=(Trouble("service", away=((BEGINS_S, 100_000.0),)),)),
