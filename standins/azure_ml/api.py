@@ -38,6 +38,7 @@ class MachineLearning:
         one = f"{root}/workspaces/{{workspace}}"
         usages = f"/subscriptions/{{subscription}}/providers/{PROVIDER}/locations/{{location}}/usages"
         store, computes, jobs = f"{one}/datastores", f"{one}/computes", f"{one}/jobs"
+        connections = f"{one}/connections"
         environment = f"{one}/environments/{{name}}/versions/{{version}}"
         for method, path, handler in (
             ("GET", one, self._workspace),
@@ -47,6 +48,9 @@ class MachineLearning:
             ("POST", f"{store}/{{name}}/listSecrets", self._secrets),
             ("GET", environment, self._environment),
             ("PUT", environment, self._put_environment),
+            ("GET", connections, self._connections),
+            ("GET", f"{connections}/{{name}}", self._connection),
+            ("PUT", f"{connections}/{{name}}", self._put_connection),
             ("GET", computes, self._computes),
             ("GET", f"{computes}/{{name}}", self._compute),
             ("PUT", f"{computes}/{{name}}", self._put_compute),
@@ -156,6 +160,37 @@ class MachineLearning:
         if not self._service.has_key:
             return Answer(200, {"secretsType": "None"})
         return Answer(200, {"secretsType": "AccountKey", "key": KEY})
+
+    # -- connections ---------------------------------------------------------------------------
+
+    def _show_connection(self, root: str, name: str) -> Json:
+        """Credentials are not shown again."""
+        sent = self._service.connections[name]["properties"]
+        return {
+            "id": f"{root}/connections/{name}",
+            "name": name,
+            "type": f"{PROVIDER}/workspaces/connections",
+            "properties": {key: value for key, value in sent.items() if key != "credentials"},
+        }
+
+    async def _connections(self, call: Call, found: re.Match[str]) -> Answer:
+        root = self._root(found, call)
+        return Answer(
+            200, {"value": [self._show_connection(root, name) for name in self._service.connections]}
+        )
+
+    async def _connection(self, call: Call, found: re.Match[str]) -> Answer:
+        root = self._root(found, call)
+        if found["name"] not in self._service.connections:
+            raise ArmError(404, "ResourceNotFound", f"Connection {found['name']} was not found.")
+        return Answer(200, self._show_connection(root, found["name"]))
+
+    async def _put_connection(self, call: Call, found: re.Match[str]) -> Answer:
+        root, sent = self._root(found, call), call.body.get("properties") or {}
+        if not sent.get("authType") or not sent.get("category") or not sent.get("target"):
+            raise ArmError(400, "UserError", "A connection needs authType, category and target.")
+        self._service.connections[found["name"]] = call.body
+        return Answer(200, self._show_connection(root, found["name"]))
 
     # -- environments --------------------------------------------------------------------------
 

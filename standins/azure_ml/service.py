@@ -145,6 +145,10 @@ class Service:
         self.jobs: dict[str, MlJob] = {}
         self.instances = Instances(cloud, timing.instance, ca, REGION)
         self.environments: dict[tuple[str, str], Json] = {}
+        self.connections: dict[str, Json] = {}
+        """By name, what the client sent."""
+        self.registries: dict[str, Json] = {}
+        """Private ones, by address: the credentials that each takes."""
         self.quota = {False: 100, True: 100}
         """Cores: dedicated by False, low-priority by True."""
         self.room = {False: 10_000, True: 10_000}
@@ -291,12 +295,31 @@ class Service:
     def _why_not_started(self, job: MlJob) -> str:
         if self.troubles.pull_error and self.troubles.only(job.name):
             return self.troubles.pull_error
+        if trouble := self._registry_refusal(job):
+            return trouble
         if not self.has_kvm and KVM in str((job.body.get("resources") or {}).get("dockerArgs")):
             return (
                 "Error response from daemon: error gathering device information while adding custom device "
                 f'"{KVM}": no such file or directory'
             )
         return ""
+
+    def _registry_refusal(self, job: MlJob) -> str:
+        """What the registry of its image says, if that is private, to the workspace's connections."""
+        name, version = str(job.body["environmentId"]).split("/")[-3::2]
+        image = str((self.environments[name, version].get("properties") or {}).get("image"))
+        server = image.partition("/")[0]
+        if server not in self.registries:
+            return ""
+        for each in self.connections.values():
+            shown = each["properties"]
+            if shown.get("category") == "ContainerRegistry" and server in str(shown.get("target")):
+                if shown.get("credentials") == self.registries[server]:
+                    return ""
+                told = "unauthorized: authentication required"
+                return f"Error response from daemon: Get https://{server}/v2/: {told}"
+        told = "repository does not exist or may require 'docker login'"
+        return f"Error response from daemon: pull access denied for {image}, {told}"
 
     def _not_started(self, job: MlJob, trouble: str) -> int:
         self._log(job, "system_logs/lifecycler/lifecycler.log", trouble.encode())

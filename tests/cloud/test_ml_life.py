@@ -46,6 +46,47 @@ def play(ml: StandIn, home: Path, act: Callable[[AzureMlPlace], Awaitable[None]]
     mail_desk.play(lambda: place(ml, home, **more), act)
 
 
+@pytest.mark.parametrize(
+    ("password", "told"),
+    [("", "pull access denied"), ("wrong", "unauthorized: authentication required"), ("right", "")],
+)
+def test_a_private_registry_is_logged_in_to_by_a_connection_of_the_workspace(
+    ml: StandIn, tmp_path: Path, password: str, told: str
+) -> None:
+    """We are never told its password. Without one, or with a wrong one, the place is refused."""
+    ml.service.registries["evals.azurecr.io"] = {"username": "evals", "password": "right"}
+    login = {"username": "evals", "password": password}
+    target = {"category": "ContainerRegistry", "target": "https://evals.azurecr.io", "credentials": login}
+    if password:
+        ml.service.connections["acr"] = {"properties": {"authType": "UsernamePassword", **target}}
+    image: dict[str, Any] = {"image": "evals.azurecr.io/agents:1"}
+    found = examine(ml, tmp_path, **image)["image"]
+    assert (found.verdict, "az ml connection create" in found.remedy) == (
+        ("good", False) if password else ("warn", True)
+    )
+
+    async def act(made: AzureMlPlace) -> None:
+        await made.create(ONE, offer(), LIFE_S)
+        if not told:
+            assert await until_async(lambda: _running(ml), "its container runs")
+        else:
+            gone = await seen(made, "gone")
+            assert told in gone.detail
+            assert "az ml connection create" in gone.detail
+            assert not gone.start
+            with pytest.raises(PlaceError, match="az ml connection create") as refused:
+                await made.create(machine_id(2), offer(), LIFE_S)
+            assert not refused.value.transient
+        await made.delete(ONE)
+
+    play(ml, tmp_path, act, **image)
+    until(lambda: not ml.left(), lambda: f"{ml.left()}")
+
+
+async def _running(ml: StandIn) -> bool:
+    return ml.job(ONE).status == "Running"
+
+
 def put(ml: StandIn, name: str, content: bytes) -> None:
     """What a pilot would write into its mailbox."""
     ml.do(lambda: ml.storage.containers[BOX].blobs.__setitem__(name, content))

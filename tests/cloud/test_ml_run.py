@@ -63,6 +63,14 @@ def test_what_the_page_tells_to_type_works(ml: StandIn, tmp_path: Path) -> None:
     nothing_left(ml)
 
 
+def test_a_plan_for_compute_instances_has_no_spot_ones(ml: StandIn, tmp_path: Path) -> None:
+    at = desk(ml, tmp_path, 2, compute="instances")
+    done = at("plan", "b.toml", "--on", "ml", "--workers", "2", "--draws", "20")
+    assert done.code == 0, done
+    assert "(stopped pool)" in done.out
+    assert " spot " not in done.out
+
+
 def test_a_killed_controller_is_resumed_and_nothing_is_left(ml: StandIn, tmp_path: Path) -> None:
     at = desk(ml, tmp_path, 4)
     killed_and_resumed(at, "ml")

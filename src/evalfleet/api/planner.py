@@ -125,6 +125,7 @@ async def outlook(
         jobs += [
             job_of(plan, tasks, _in_a_pool(workspace, option), stopped)
             for offers in sized
+            if not offers[0].queues  # jobs of a service cannot be stopped and kept
             for option in _options(sight, offers, workers, resolved, pool=True)
         ]
     if not jobs:
@@ -151,8 +152,15 @@ async def _looks(
     ones: those who need the least see the most sizes, and are told of all."""
     examined: Examinations = {}
     least_first = sorted(range(len(variants)), key=lambda index: variants[index].plan.needs is None)
-    sights = {index: await _look(workspace, variants[index], workers, examined) for index in least_first}
-    return [(variant, sights[index]) for index, variant in enumerate(variants)]
+    sights: dict[int, _Sight] = {}
+    for index in least_first:
+        try:
+            sights[index] = await _look(workspace, variants[index], workers, examined)
+        except RequestError:
+            if index == 0:
+                raise
+            # its places have no such machines: compute instances are never spot ones
+    return [(variants[index], sights[index]) for index in sorted(sights)]
 
 
 async def _look(workspace: Workspace, resolved: Resolved, workers: int, examined: Examinations) -> _Sight:

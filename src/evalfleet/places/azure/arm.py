@@ -12,6 +12,7 @@ import asyncio
 import base64
 import binascii
 import json
+import logging
 import re
 import ssl
 import time
@@ -301,6 +302,9 @@ def credential_of(environ: Mapping[str, str], ca: str, *, own_cloud: bool) -> As
     `own_cloud`: a cloud of somebody's own is not among those that Microsoft's directory of clouds knows.
     """
     from azure.identity.aio import ClientSecretCredential, DefaultAzureCredential
+
+    # its warning of a dozen lines is what we tell in one, with the remedy
+    logging.getLogger("azure.identity").setLevel(logging.ERROR)
 
     names = ("AZURE_TENANT_ID", "AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET")
     tenant, client, secret = (environ.get(name, "") for name in names)

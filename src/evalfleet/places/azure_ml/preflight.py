@@ -25,7 +25,7 @@ from evalfleet.places.vm.answers import Json, rows, table
 from evalfleet.places.vm.preflight import clock_checks, machine_words, workers_checks
 from evalfleet.ports import Check, Made
 
-from .service import VERSION, MlClient
+from .service import LOGIN_REMEDY, VERSION, MlClient
 from .settings import AzureMlSettings, MlAccount
 from .template import END_S, job_name
 
@@ -208,7 +208,7 @@ class MlChecks:
         checks += await looked("storage", self._storage, must=True)
         checks += self._network(table(shown.get("properties")))
         if self._settings.compute == "clusters":
-            checks += self._image(table(shown.get("properties")))
+            checks += await looked("image", lambda: self._image(table(shown.get("properties"))), must=False)
         if self._settings.cluster:
             checks += await looked("cluster", lambda: self._own_cluster(found), must=True)
         quota = await looked("quota", lambda: self._quota(found, workers, region), must=False)
@@ -234,12 +234,17 @@ class MlChecks:
             return [Check("network", "warn", f"{told}; nodes reach approved addresses only", remedy)]
         return [Check("network", "good", told)]
 
-    def _image(self, workspace: Json) -> list[Check]:
+    async def _image(self, workspace: Json) -> list[Check]:
         image = self._settings.image
         host, _, rest = image.partition("/")
-        if host.endswith((".azurecr.io", "mcr.microsoft.com")):
-            return [Check("image", "good", f"{image}: Azure's own registry")]
         registry = str(workspace.get("containerRegistry") or "").rpartition("/")[2]
+        if host in ("mcr.microsoft.com", f"{registry}.azurecr.io"):
+            return [Check("image", "good", f"{image}: Azure's own registry")]
+        if (host if "." in host and rest else "docker.io") in await self._client.registry_logins():
+            return [Check("image", "good", f"{image}: by a connection of the workspace")]
+        if host.endswith(".azurecr.io"):
+            told = f"{image}: not the workspace's own registry, and no connection of it logs in there"
+            return [Check("image", "warn", told, LOGIN_REMEDY)]
         source = image if "." in host and rest else f"docker.io/{image if rest else f'library/{image}'}"
         name = source.partition("/")[2]
         line = f"`az acr import -n {registry or 'REGISTRY'} --source {source} --image {name}`"

@@ -73,6 +73,8 @@ _PERMANENT = re.compile(
     r"|repository does not exist|invalid reference format|not found: manifest",
     re.IGNORECASE,
 )
+_LOGIN = re.compile(r"unauthorized|authentication required|pull access denied", re.IGNORECASE)
+LOGIN_REMEDY = "`az ml connection create` with type container_registry, or AcrPull for its identity"
 _TROUBLE = re.compile(r"error|fail|denied|unauthorized|toomanyrequests|manifest", re.IGNORECASE)
 QUOTA_REMEDY = "ask for more cores for Azure Machine Learning (studio: Quota)"
 REMEDIES = {
@@ -149,6 +151,14 @@ class MlClient:
 
     async def workspace(self) -> Json | None:
         return await self.arm.find(self.root, VERSION)
+
+    async def registry_logins(self) -> list[str]:
+        """The registries that the workspace logs in to: the targets of its connections of that kind."""
+        shown = [
+            table(each.get("properties")) for each in await self.arm.all(f"{self.root}/connections", VERSION)
+        ]
+        kept = [each for each in shown if str(each.get("category")).lower() == "containerregistry"]
+        return [str(each.get("target")).removeprefix("https://").rstrip("/").lower() for each in kept]
 
     async def storage(self, endpoint: str) -> BlobAccount:
         """The storage account that the workspace has its files in. `endpoint`: if it is not Azure's own.
@@ -455,6 +465,8 @@ def _ended(seen: MlSighting, job: MlJob, shown: Machine) -> Machine:
             return structs.replace(shown, phase="gone", start="", detail=REFUSALS[code])
     if _PERMANENT.search(seen.words):
         told = f"Azure ML: {seen.words}; {IMAGE_REMEDY} that is there (`evalfleet doctor` looks)"
+        if _LOGIN.search(seen.words):
+            told += f", or let the workspace log in to its registry: {LOGIN_REMEDY}"
         return structs.replace(shown, phase="gone", start="", detail=told)
     told = f"{_told(job)} before its container began" + (f": {seen.words}" if seen.words else "")
     return structs.replace(shown, phase="gone", detail=told)
