@@ -1,5 +1,5 @@
 // Machines x attempts on a canvas: boot, set-up, attempts by outcome, idle, silent. Zoom by wheel, by drag, by keys.
-import { html, useEffect, useMemo, useRef, useState } from "./base.js";
+import { html, useEffect, useMemo, usePrinting, useRef, useState } from "./base.js";
 import { inOrder } from "./store.js";
 import { clock, count, duration, plain, percent, usd, words } from "./format.js";
 import { attemptLink } from "./parts.js";
@@ -11,6 +11,7 @@ const ROW = 20;
 const AXIS = 22;
 const MONEY = 30;
 const MOST_ROWS = 24;
+const PRINTED_ROWS = 30;
 const THIN = 2;
 const STEPS_S = [1, 5, 10, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 604800];
 
@@ -322,7 +323,8 @@ export function Timeline({ store, query }) {
   const full = extent(store);
   const asked = [Number(query.get("from")), Number(query.get("to"))];
   const view = asked[0] && asked[1] > asked[0] ? asked : full;
-  const shown = Math.min(MOST_ROWS, Math.max(1, rows.length));
+  const printing = usePrinting();
+  const shown = Math.min(printing ? PRINTED_ROWS : MOST_ROWS, Math.max(1, rows.length));
   const height = shown * ROW + AXIS + MONEY;
   const most = Math.max(0, (rows.length - shown) * ROW);
   const top = Math.min(scroll, most);
@@ -430,6 +432,6 @@ export function Timeline({ store, query }) {
       ${drag && Math.abs(drag.to - drag.from) > 4 && html`<div class="drag" style=${{ left: `${Math.min(drag.from, drag.to)}px`, width: `${Math.abs(drag.to - drag.from)}px` }}></div>`}
       ${hint && !drag && html`<${Hint} store=${store} ...${hint} />`}
     </div>
-    ${most > 0 && html`<p class="quiet small">${count(rows.length)} rows; the wheel or ↑ ↓ moves through them.</p>`}
+    ${most > 0 && html`<p class="quiet small">${printing ? `${count(shown)} of ${count(rows.length)} rows are printed.` : `${count(rows.length)} rows; the wheel or ↑ ↓ moves through them.`}</p>`}
   </section>`;
 }

@@ -176,15 +176,18 @@ function Slowest({ store }) {
   return html`<${Panel} title="Slowest and flakiest" id="slowest-head">${list("longest", lists[0], cells.seconds, duration)}${list("most attempts", lists[1], cells.attempts, count)}${!lists[0].length && html`<p class="quiet">No task has ended yet.</p>`}</${Panel}>`;
 }
 
+const PRINTED = 40;
+
 function Machines({ store }) {
   const { machines } = store;
   const [all, setAll] = useState(false);
+  const printing = usePrinting();
   if (!machines.count) return html`<${Panel} title="Machines" id="machines-head"><p class="quiet">None was asked for yet.</p></${Panel}>`;
   const gone = machines.cells.phase.map((phase) => (["deleted", "gone", "ended"].includes(phase) ? 1 : 0));
-  const shown = inOrder(gone).slice(0, all ? 500 : 8).map((n) => machines.at(n));
+  const shown = inOrder(gone).slice(0, all ? 500 : printing ? PRINTED : 8).map((n) => machines.at(n));
   return html`<${Panel} title="Machines" id="machines-head" more=${html`<span class="quiet">${plural(machines.count, "machine")}</span>`}><div class="scroll-x"><table><thead><tr><th scope="col">name</th><th scope="col">phase</th><th scope="col">now</th><th scope="col" class="r">cost</th></tr></thead><tbody>
     ${shown.map((machine) => html`<tr key=${machine.id}><th scope="row"><a href=${link(["runs", store.name, "machines", machine.id])}><${Text} most=${40}>${machine.name ?? machine.id}</${Text}></a></th><td>${words(machine.phase)}</td><td class="now"><${Text} most=${60}>${machine.attempt ?? machine.step ?? machine.why ?? ""}</${Text}></td><td class="r"><${Figure} value=${machine.usd} of=${usd} why="its place tells no prices" /></td></tr>`)}
-  </tbody></table></div>${!all && machines.count > shown.length && html`<button type="button" onClick=${() => setAll(true)}>all ${count(machines.count)}</button>`}</${Panel}>`;
+  </tbody></table></div>${!all && machines.count > shown.length && html`<button type="button" onClick=${() => setAll(true)}>all ${count(machines.count)}</button>`}${printing && machines.count > shown.length && html`<p class="quiet small">${count(machines.count - shown.length)} more machines are not printed.</p>`}</${Panel}>`;
 }
 
 const CIRCUITS = { open: "left", draining: "no new machines", closed: "machines again" };
