@@ -18,8 +18,6 @@ from .words import ACCOUNT, REGION, VERSION, BatchError, checked_id, invalid, mi
 PAGE = 1000
 EVALUATED_S = 900.0
 """Formulas are evaluated so often, unless the client says otherwise."""
-SCALED_S = 30.0
-"""No two requests to scale a pool by a formula may be closer."""
 RESERVED = range(50_000, 55_001)
 IMAGES = (
     ("canonical", "ubuntu-24_04-lts", "server", "batch.node.ubuntu 24.04", ()),
@@ -249,14 +247,14 @@ class Api:
             raise invalid("autoScaleEvaluationInterval", every, "from 5 minutes to 168 hours")
         if pool.resizing:
             raise BatchError(409, "PoolResizing", "The specified pool is being resized.")
-        if service.clock.now() - pool.scaled < SCALED_S:
+        if service.clock.now() - pool.scaled < service.scaled_s:
             raise BatchError(
                 409,
                 "AutoScaleTooManyRequestsToEnable",
                 "Another request to enable autoscale on the pool was within 30 seconds.",
             )
         try:
-            evaluated(formula, service.clock.now())
+            evaluated(formula, service.clock.now(), 0)
         except SyntaxError as error:
             raise BatchError(
                 400, "AutoScalingFormulaSyntaxError", f"The formula has a syntax error: {error.msg}"

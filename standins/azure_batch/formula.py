@@ -1,4 +1,4 @@
-"""Autoscale formulas of Batch, as far as the stand-in knows them: numbers, sums, and the time of day."""
+"""Autoscale formulas of Batch, as far as the stand-in knows them: numbers, sums, tasks, and the time."""
 
 from __future__ import annotations
 
@@ -7,18 +7,29 @@ from datetime import datetime
 
 _WORD = re.compile(r"[A-Za-z]\w*")
 _TERM = re.compile(r'\(time\(\) < time\("([^"]+)"\) \? (\d+) : (\d+)\)')
+_SAMPLED = r"\(\d+ \* TimeInterval_Second\)"
+_PENDING = re.compile(
+    rf"\$PendingTasks\.GetSamplePercent{_SAMPLED} < \d+ \? \d+ : max\(\$PendingTasks\.GetSample{_SAMPLED}\)"
+)
+"""Samples are always there: it is the number of tasks."""
+_LEAST = re.compile(r"min\(([^,()]+), ([^,()]+)\)")
 TARGETS = {"$TargetDedicatedNodes": False, "$TargetLowPriorityNodes": True}
 OPTIONS = ("requeue", "terminate", "taskcompletion", "retaineddata")
 
 
-def evaluated(formula: str, now: float) -> dict[bool, int]:
-    """The nodes that it wants, dedicated by False, spot by True. Raises SyntaxError."""
+def evaluated(formula: str, now: float, pending: int) -> dict[bool, int]:
+    """The nodes that it wants, dedicated by False, spot by True, where so many tasks run or wait. Raises
+    SyntaxError."""
     values: dict[str, int] = {}
     targets = {False: 0, True: 0}
     for statement in filter(None, (each.strip() for each in formula.split(";"))):
         name, equal, said = (part.strip() for part in statement.partition("="))
         if not equal:
             raise SyntaxError(f"no assignment: {statement}")
+        if _PENDING.fullmatch(said):
+            said = str(pending)
+        elif found := _LEAST.fullmatch(said):
+            said = str(min(_sum(each, values, now) for each in found.groups()))
         if name == "$NodeDeallocationOption":
             if said not in OPTIONS:
                 raise SyntaxError(f"no such option: {said}")

@@ -152,6 +152,8 @@ class Service(Background):
         self.registries: dict[str, Json] = {}
         """Private ones, by address: the login that each takes, as `username` and `password`, or
         `identityReference`. All others let everybody in."""
+        self.scaled_s = 30.0
+        """No two requests to scale a pool by a formula may be closer."""
         self.has_storage = True
         """Has the account a storage account of its own?"""
         self._numbers = itertools.count(1)
@@ -194,10 +196,14 @@ class Service(Background):
 
     async def _evaluate(self, pool: Pool, every_s: float) -> None:
         while pool.state == "active":
-            targets = evaluated(pool.formula, self.clock.now())
+            targets = evaluated(pool.formula, self.clock.now(), self._pending(pool))
             if targets != pool.targets:
                 self.resize(pool, targets[False], targets[True])
             await self.clock.sleep(every_s)
+
+    def _pending(self, pool: Pool) -> int:
+        jobs = [job for job in self.jobs.values() if job.state == "active" and job.pool == pool.id]
+        return sum(task.state != "completed" for job in jobs for task in job.tasks.values())
 
     async def _scale(self, pool: Pool) -> None:
         """Bring the pool to its targets, as far as quota and the region allow."""

@@ -164,6 +164,18 @@ def _details(at: Desk) -> list[str]:
     return [event.detail for event in at.events() if isinstance(event, MachineCondemned)]
 
 
+def test_a_run_raises_a_pool_of_yours_and_leaves_it_at_zero(account: StandIn, tmp_path: Path) -> None:
+    account.service.scaled_s = 1.0
+    body = {"vmSize": SIZE, "virtualMachineConfiguration": {}}
+    pool = account.do(lambda: account.service.add_pool("mine", body))
+    done = desk(account, tmp_path, 3, pool="mine")("run", "b.toml", "--on", "batch", "--workers", "2")
+    assert done.code == 0, done
+    until(lambda: not account.meters.running(), "a node costs money still")
+    assert account.left() == ["mine"]
+    assert pool.targets == {False: 0, True: 0}
+    assert max(span.seconds(account.clock.now()) for span in account.meters.spans) > 0
+
+
 @pytest.mark.nightly
 def test_a_container_that_batch_runs_anew_costs_no_score_and_gives_no_second_one(
     account: StandIn, tmp_path: Path

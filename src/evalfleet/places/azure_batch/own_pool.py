@@ -1,8 +1,9 @@
 """A pool of the user's that rests at zero nodes: it is raised by one for each machine, and goes back to zero.
 
-It is raised by an autoscale formula that holds the time at which each machine is over, so that the nodes go
-also if no controller lives. The formula is made of nothing but the jobs that are active in the pool: whoever
-looks, of whatever home, comes to the same one. A pool with nodes, or a formula, of its own stays as it is.
+It is raised by an autoscale formula that holds the time at which each machine is over, and asks for no more
+nodes than there are tasks, so that they go also if no controller lives. The formula is made of nothing but
+the jobs that are active in the pool: whoever looks, of whatever home, comes to the same one. A pool with
+nodes, or a formula, of its own stays as it is.
 """
 
 from __future__ import annotations
@@ -19,6 +20,11 @@ from .template import SPOT, duration, metadata_in
 
 MINE = "evalfleetDedicated = "
 """How a formula begins that is ours."""
+PENDING = (
+    "evalfleetPending = $PendingTasks.GetSamplePercent(180 * TimeInterval_Second) < 70 ? 100000 : "
+    "max($PendingTasks.GetSample(180 * TimeInterval_Second));\n"
+)
+"""No more nodes than tasks that run or wait: a pilot that has ended needs none, though nobody says so."""
 EVALUATED_S = 300.0
 """So often Batch evaluates a formula, at best."""
 LATER = (
@@ -42,8 +48,9 @@ def formula_of(jobs: Iterable[Json], pool: str) -> str:
     return (
         f"{MINE}{_sum(ends[False])};\n"
         f"evalfleetSpot = {_sum(ends[True])};\n"
-        "$TargetDedicatedNodes = evalfleetDedicated;\n"
-        "$TargetLowPriorityNodes = evalfleetSpot;\n"
+        f"{PENDING}"
+        "$TargetDedicatedNodes = min(evalfleetDedicated, evalfleetPending);\n"
+        "$TargetLowPriorityNodes = min(evalfleetSpot, evalfleetPending);\n"
         "$NodeDeallocationOption = taskcompletion;\n"
     )
 

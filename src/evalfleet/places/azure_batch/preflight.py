@@ -19,7 +19,7 @@ from evalfleet.places.vm.answers import Json, rows, table
 from evalfleet.places.vm.preflight import clock_checks, machine_words, workers_checks
 from evalfleet.ports import Check, Made
 
-from .own_pool import is_at_rest, is_raised
+from .own_pool import EVALUATED_S, is_at_rest, is_raised
 from .registry import registry_login, registry_of
 from .service import VERSION
 from .settings import CONTAINER_IMAGE, AzureBatchSettings, BatchAccount, image_of
@@ -50,7 +50,7 @@ def offers_of(
             size.name,
             capacity=settings.max_vcpus // size.cpus if settings.max_vcpus else None,
             teardown_s=max(END_S, settings.teardown_s),
-            sweep_s=SWEEP_S,
+            sweep_s=SWEEP_S + (EVALUATED_S if settings.pool else 0.0),
             start_s=start_s,
             boot_s=start_s + READY_S,
             silent_s=MAIL_SILENT_S if by_mail else 20.0,
