@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -78,8 +79,9 @@ def _sums(home: Path, paths: Mapping[str, Path]) -> dict[str, _Sum]:
             raise RequestError(f"{path}: {err.strerror or err}") from err
     new = {str(paths[name]): each for name, each in found.items()}
     if home.is_dir() and any(known.get(path) != each for path, each in new.items()):
-        kept.parent.mkdir(exist_ok=True)
-        replace(kept, msgspec.json.encode({**known, **new}))
+        with suppress(OSError):  # then they are computed again the next time
+            kept.parent.mkdir(exist_ok=True)
+            replace(kept, msgspec.json.encode({**known, **new}))
     return found
 
 

@@ -32,6 +32,9 @@ def prepare_arguments(parser: argparse.ArgumentParser) -> None:
 async def prepare(args: argparse.Namespace) -> int:
     """Set a benchmark up on all machines of a pool: its files, its set-up steps, its probe.
 
+    Files of gigabytes that machines are to fetch from their place's own storage, such as golden storage that
+    is named by here:PATH, are sent there first, unless they are there; what was cut off goes on.
+
     With --capture, one of the machines becomes an image from which later machines come up ready. That machine
     is deleted then; the image costs money until `evalfleet images --delete NAME`.
     """
