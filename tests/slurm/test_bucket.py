@@ -30,8 +30,10 @@ from tests.desk import Desk
 from tests.waiting import until, until_async
 
 from .cluster import Cluster
+from .test_login import LoginNode, login
 from .test_run import command, desk, nothing_left
 
+__all__ = ["login"]  # a fixture
 URL = "s3://bucket/mail"
 LOOK = """\
 export SLURM_CONF={config}
@@ -77,7 +79,7 @@ def test_a_run_goes_by_bucket_is_resumed_and_leaves_nothing(
     cluster: Cluster, tmp_path: Path, bucket: Bucket
 ) -> None:
     """Jobs find no token: neither in what Slurm tells of them, nor in processes or files."""
-    at = away(cluster, tmp_path / "f", bucket, 6)
+    at = away(cluster, tmp_path / "f", bucket, 4)
     before = files_on_nodes()
     (tmp_path / "f/run.sh").write_text(LOOK.format(config=cluster.config))
     run = at.start("run", "b.toml", "--on", "hpc", "--workers", "2", "--name", "r")
@@ -91,7 +93,7 @@ def test_a_run_goes_by_bucket_is_resumed_and_leaves_nothing(
     done = at("resume", "r")
     assert done.code == 0, done
     told = json.loads((results / "results.json").read_text())
-    assert (told["scored"], told["broken"], told["status"]) == (6, 0, "done")
+    assert (told["scored"], told["broken"], told["status"]) == (4, 0, "done")
     assert len([event for event in at.events() if isinstance(event, MachineAllocated)]) == 2
     assert {path.read_text() for path in results.glob("t*/t*.*/seen")} == {""}, "jobs can read the token"
     scripts = "".join(path.read_text() for path in results.glob("t*/t*.*/told"))
@@ -102,6 +104,31 @@ def test_a_run_goes_by_bucket_is_resumed_and_leaves_nothing(
     nothing_left(cluster, tmp_path / "f")
     assert bucket.names() == []
     assert files_on_nodes() == before
+
+
+@pytest.mark.nightly
+def test_a_run_over_ssh_goes_by_bucket_when_the_connection_is_cut(
+    login: LoginNode, cluster: Cluster, tmp_path: Path, bucket: Bucket
+) -> None:
+    """Mail does not go through the login node, which sees nothing but jobs and their records."""
+    at = away(cluster, tmp_path / "f", bucket, 2, login.settings())
+    toml = tmp_path / "f/evalfleet.toml"
+    toml.write_text(toml.read_text().replace('"shared"', '"~/shared"'))
+    del at.environ["SLURM_CONF"]
+    gate = tmp_path / "gate"
+    score = """echo '{"score": 1}' >"$EVALFLEET_OUT/result.json"\n"""
+    (tmp_path / "f/run.sh").write_text(
+        f"touch {gate}-$EVALFLEET_TASK_ID\nuntil [ -e {gate} ]; do sleep 0.1; done\n{score}"
+    )
+    run = at.start("run", "b.toml", "--on", "hpc", "--workers", "2", "--name", "r")
+    until(lambda: len(list(tmp_path.glob("gate-*"))) == 2, lambda: run.said)
+    login.sshd.cut()
+    gate.touch()
+    assert run.wait().code == 0, run.said
+    assert at.results("r")["scored"] == 2
+    assert len([event for event in at.events() if isinstance(event, MachineAllocated)]) == 2
+    nothing_left(cluster, login.sshd.home)
+    assert bucket.names() == []
 
 
 async def test_a_token_is_for_its_mailbox_alone(bucket: Bucket, tmp_path: Path) -> None:

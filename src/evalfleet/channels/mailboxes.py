@@ -59,7 +59,7 @@ os.execv(sys.executable, [sys.executable, "-c", sys.argv[1], str(read)])
 """Goes on with another program, which reads what was in the variable: attempts can look into the environment
 that a process of the same user was started with, and into that of its children."""
 BOOT = """\
-import atexit, hashlib, json, os, shutil, signal, sys, time
+import atexit, hashlib, json, os, shutil, signal, sys, tempfile, time
 from pathlib import Path
 from urllib import error, request
 def ask(method, url, headers, data=None):
@@ -80,8 +80,11 @@ def ask(method, url, headers, data=None):
 with open(int(sys.argv[1]), "rb") as pipe:
     box = json.load(pipe)
 if box.get("tidy"):
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    os.chdir(tempfile.mkdtemp(prefix="evalfleet-"))
     atexit.register(shutil.rmtree, os.getcwd(), True)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
 if "take" in box:
     take, headers, absent = box["take"], box["headers"], box.get("absent", 404)
     urls = take if isinstance(take, dict) else dict.fromkeys(("GET", "DELETE", "PUT"), take)
@@ -111,7 +114,7 @@ sys.exit(main(box, folder / "machine"))
 """The job's own program: it fetches the supervisor out of the mailbox, and becomes the pilot. Where it was
 told no more than an address to `take` its orders from, only the first start finds them; a later one leaves a
 mark. `take` may be an address for each method, `absent` is what the store answers where nothing is, `from` is
-where the supervisor is, and with `tidy` the folder that all this began in goes with the pilot."""
+where the supervisor is, and with `tidy` all is in a new folder that goes with the pilot."""
 
 
 class MailPilot(NamedTuple):

@@ -25,8 +25,6 @@ SPARE_S = 900.0
 REACH_IT = "nodes must reach the bucket by HTTPS; else share a `folder` with them and leave `mailbox` out"
 SCRIPT = """\
 #!/bin/sh
-umask 077
-folder=$(mktemp -d "${{TMPDIR:-/tmp}}/evalfleet-XXXXXXXX") && cd "$folder" || exit 1
 {variables}
 export {names}
 exec {command}

@@ -454,14 +454,16 @@ class SlurmPlace(Preflight):
     async def belongings(self) -> Sequence[Belonging]:
         """Jobs and folders of all homes that use this folder, and jobs of this user whose folder is gone."""
         site = await self._here()
+        # in the other order than they are made: what comes up meanwhile must not look over
+        boxes = () if self._bucket is None else await self._bucket.boxes.all()
         told = as_told(await self._do("survey_all", shared=site.shared), HomesTold)
-        queue = await self._ask_queue.fresh()  # after that: a job submitted in between must not look over
+        queue = await self._ask_queue.fresh()
         folders = {
             (home, name): folder_of(folder)
             for home, machines in told.homes.items()
             for name, folder in machines.items()
         }
-        for box in () if self._bucket is None else await self._bucket.boxes.all():
+        for box in boxes:
             folders.setdefault((box.home, job_name(box.machine)), MachineFolder(owner=box.owner))
         for job in queue.by_name.values():
             mark, _, rest = job.name.partition("-")
