@@ -14,14 +14,13 @@ from typing import BinaryIO, cast
 class _Server(socketserver.ThreadingTCPServer):
     allow_reuse_address = True
     daemon_threads = True
-    leads_to = ("", 0)
+    leads_to: tuple[str, int] = ("", 0)
     asked: list[str]
 
 
 class _Tunnel(socketserver.StreamRequestHandler):
     """One CONNECT, as HTTP has it, and then bytes in both directions."""
 
-    server: _Server
     rbufsize = 0  # what is read is handed on at once
 
     def handle(self) -> None:
@@ -31,8 +30,9 @@ class _Tunnel(socketserver.StreamRequestHandler):
         if method != "CONNECT":
             self.wfile.write(b"HTTP/1.1 405 Method Not Allowed\r\n\r\n")
             return
-        self.server.asked.append(where.partition(":")[0])
-        with socket.create_connection(self.server.leads_to) as other, other.makefile("rwb", 0) as stream:
+        server = cast(_Server, self.server)
+        server.asked.append(where.partition(":")[0])
+        with socket.create_connection(server.leads_to) as other, other.makefile("rwb", 0) as stream:
             self.wfile.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
             far, near = cast(BinaryIO, stream), cast(BinaryIO, self.wfile)
             back = threading.Thread(target=_carry, args=(far, near), daemon=True)
