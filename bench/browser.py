@@ -12,7 +12,7 @@ from playwright.sync_api import BrowserContext, CDPSession, Page, sync_playwrigh
 from .result import Figures, rounded
 
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
-LIMIT_MS = 120_000
+LIMIT_MS = 300_000
 FIRST_ROW = ".grid-body .grid-row"
 """What a run's page shows last: the first task of its table."""
 BLANK = """data:text/html,<p>words</p><canvas></canvas>

@@ -45,7 +45,7 @@ from evalfleet.model import (
     TaskId,
 )
 from evalfleet.state import fold
-from evalfleet.views.dashboard.board import ATTEMPT_COLUMNS, MACHINE_COLUMNS, TASK_COLUMNS, Board
+from evalfleet.views.dashboard.board import ATTEMPT_COLUMNS, MACHINE_COLUMNS, TASK_COLUMNS, Board, Touched
 from evalfleet.views.dashboard.head import head
 from tests.e2e.dashboard import rows_of
 
@@ -77,6 +77,16 @@ def ended(name: str, outcome: Scored | Broken | Answered, n: int = 0) -> Attempt
     return AttemptEnded(AttemptId(f"{name}.{n}"), outcome, 1.0)
 
 
+def _spelt(tables: dict[str, Any], rows: list[list[Any]]) -> list[list[Any]]:
+    """Rows of tasks with words where the snapshot has their numbers."""
+    for column, words in tables["tasks"]["dictionaries"].items():
+        listed = [row[0] for row in rows_of(tables[words])] if isinstance(words, str) else words
+        at = TASK_COLUMNS.index(column)
+        for row in rows:
+            row[at] = None if row[at] is None else listed[row[at]]
+    return rows
+
+
 def test_an_attempt_has_a_row_only_if_its_tasks_row_does_not_tell_all_of_it(tmp_path: Path) -> None:
     broke, worked = Broken(Cause.TIMEOUT, "late"), Scored(1.0, True)
     shown = board(
@@ -97,6 +107,10 @@ def test_an_attempt_has_a_row_only_if_its_tasks_row_does_not_tell_all_of_it(tmp_
     assert [NAMES[row[1]] for row in told] == ["twice", "twice", "answered", "retried", "running"]
     assert numbered["answered"][0] is None, "an id that follows from its task and number is not sent"
     rows = {row[0]: dict(zip(tasks["columns"], row, strict=True)) for row in rows_of(tasks)}
+    touched = Touched()
+    touched.tasks = dict.fromkeys(shown.state.tasks)
+    changed = json.loads(msgspec.json.encode(shown.changes(touched, 100 * SECOND)["tasks"]))
+    assert _spelt(tables, rows_of(tasks)) == changed, "a change tells of a task what the first look does"
     once = rows.pop("once")
     assert (once["attempt"], once["ended"] - once["started"]) == (0, 1000)
     assert all(row["started"] is None for row in rows.values())

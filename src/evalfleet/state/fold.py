@@ -89,17 +89,19 @@ def apply_all(state: RunState, ats: Sequence[Micros], events: Sequence[ev.Event]
     What they touched is not noted: it is for who looks at the state, and does not act on it.
     """
     stirred: Stirred = {}
-    for at, event in zip(ats, events, strict=True):
-        state.last_at = at
-        state.events += 1
+    before = state.events
+    for seq, (at, event) in enumerate(zip(ats, events, strict=True), before + 1):
         kind = type(event)
         ordinarily = _ORDINARILY.get(kind)
         try:
             if ordinarily is None or not ordinarily(state, at, event, stirred):
                 _refresh(state, stirred)
+                state.last_at, state.events = at, seq
                 _APPLY[kind](state, at, event)
         except LookupError as err:
-            raise _damaged(state, state.events, event, err) from err
+            raise _damaged(state, seq, event, err) from err
+    if ats:
+        state.last_at, state.events = ats[-1], before + len(ats)
     _refresh(state, stirred)
     state.touched_machines.clear()
     state.touched_attempts.clear()

@@ -32,6 +32,9 @@ BEHIND = 200
 VERIFY_AFTER_S, VERIFY_WITHIN_S = 5.0, 60.0
 """A large run that is shown is compared with its checksums when nobody has asked for anything of it for so
 long, because pages come first; or so long after it was opened."""
+GLANCE_S = 2.0
+"""A settled run whose page is looked at for longer is folded before a click asks for it: its page came from
+what was kept, and that of a task does not."""
 MOST_TASKS = 250_000
 """So many tasks of runs that nobody watches are kept in memory, together."""
 
@@ -156,9 +159,11 @@ class Hub:
         if after is not None and run not in self._runs:
             async for quiet in self._quiet(run, after):
                 yield quiet
-                if quiet is GONE:
-                    return
-        watched = await self.open(run)
+        try:
+            watched = await self.open(run)
+        except RequestError:  # it was removed meanwhile
+            yield GONE
+            return
         queue: asyncio.Queue[bytes | None] = asyncio.Queue(BEHIND)
         watched.watchers.add(queue)
         if watched.follower is None or watched.follower.done():
@@ -174,28 +179,11 @@ class Hub:
             watched.used_at = time.monotonic()
 
     async def _quiet(self, run: str, seq: int) -> AsyncGenerator[bytes]:
-        """The stream of a settled run, for who knows all of it: nothing is folded until there is news."""
+        """The stream of a settled run, for who knows all of it: nothing is folded for a glance."""
         kept = await asyncio.to_thread(kept_snapshot, self.workspace.home, run)
-        if kept is None or kept[0] != seq:
-            return
-        yield b"retry: 1000\n\n"
-        store = self.workspace.records()
-        created_at = store.stream(run).created_at
-        quiet_s = 0.0
-        while run not in self._runs:
-            try:
-                if store.stream(run).created_at != created_at:
-                    raise RequestError(f"run {run!r} was deleted, and another one has its name")
-                if await asyncio.to_thread(lambda: next(iter(store.read(run, seq)), None)) is not None:
-                    return
-            except RequestError:
-                yield GONE
-                return
-            await asyncio.sleep(CALM_S)
-            quiet_s += CALM_S
-            if quiet_s >= PING_S:
-                quiet_s = 0.0
-                yield PING
+        if kept is not None and kept[0] == seq:
+            yield b"retry: 1000\n\n"
+            await asyncio.sleep(GLANCE_S)
 
     async def _follow(self, watched: WatchedRun) -> None:
         """Tells all watchers of one run what is new, or that nothing is, until there are none."""

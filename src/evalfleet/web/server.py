@@ -122,6 +122,8 @@ def _answered(endpoint: Endpoint) -> Endpoint:
             return as_json({"error": str(err)}, 409)
         except FleetError as err:
             return as_json({"error": str(err)}, 503)
+        except asyncio.CancelledError:  # by the server's end alone: whoever hangs up is not waited for
+            return as_json({"error": "the dashboard has ended"}, 503)
 
     return answered
 

@@ -28,7 +28,7 @@ export function RunPage({ name, query }) {
 /** Name, dot, where it runs, ways to its pages, controls. It stands on every page of the run. */
 export function RunHead({ store, here, children }) {
   const { run, name } = store;
-  const broken = run.counts.broken + (run.retries ?? 0);
+  const broken = (run.causes ?? []).reduce((sum, [, n]) => sum + n, 0);
   const tabs = [["run", [], "run"], ["triage", ["triage"], `triage${broken ? ` ${count(broken)}` : ""}`], ["wall", ["wall"], "wall"]];
   const places = (run.places ?? []).map((place) => (typeof place === "string" ? place : place.name)).join(", ");
   const about = [run.benchmark, run.agent, run.model, places].filter(Boolean).map((word) => plain(word, 60));
