@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from evalfleet.errors import MachineMute, PlaceError, RequestError
+from evalfleet.events import MachineRequested
 from evalfleet.lab import Lab
 from evalfleet.model import AttemptId, Command, Job, Machine, Needs
 from evalfleet.places.gce import GcePlace, prices
@@ -347,6 +348,26 @@ async def _exists(google: StandIn) -> bool:
 
 def _needs(*, nested: bool = False) -> Needs:
     return Needs(cpus=4, nested_virtualization=nested)
+
+
+def test_a_run_falls_back_over_zones_regions_and_types(google: StandIn, tmp_path: Path) -> None:
+    """A region has no quota, the next one no room for the type in one zone, and none for it in the other."""
+    catalog = google.cloud.catalog
+    zones = ["us-central1-a", "us-east1-b", "us-east1-c"]
+    catalog.limits["us-central1", "CPUS"] = 0
+    catalog.capacity |= {("us-east1-b", ""): 0, ("us-east1-c", "e2-standard-4"): 0}
+    desk = GceDesk(google, tmp_path, zones=zones, types=["e2-standard-4", "n2-standard-4"])
+    desk.bench(1)
+    try:
+        desk.done("run", "b.toml", "--on", "gce", "--name", "r", "--canary", "0", "--yes")
+    finally:
+        desk.sweep()
+        catalog.limits.clear()
+        catalog.capacity.clear()
+    asked = [event.offer for event in desk.events() if isinstance(event, MachineRequested)]
+    assert (asked[-1].size, asked[-1].region) == ("n2-standard-4", "us-east1-c")
+    assert len({(each.size, each.region) for each in asked}) == len(asked), "none was asked twice"
+    assert not google.left()
 
 
 @pytest.mark.slow
