@@ -405,16 +405,27 @@ def test_doctor_looks_at_what_mailboxes_and_containers_need(
 
 
 @pytest.mark.parametrize(
-    ("is_there", "missing", "more", "told"),
+    ("is_there", "missing", "key", "more", "told"),
     [
-        (False, "", {}, "set `storage` to one of yours"),
-        (True, "Storage Blob Delegator", {}, "Storage Blob Delegator"),
-        (True, "", {"subscription": "0000"}, "check `subscription`"),
+        (False, "", "", {}, "set `storage` to one of yours"),
+        (True, "Storage Blob Delegator", "", {}, "Storage Blob Delegator"),
+        (True, "", "", {"subscription": "0000"}, "check `subscription`"),
+        (True, "", "d3Jvbmc=", {}, "correct AZURE_STORAGE_ACCOUNT_KEY"),
+        (True, "", "no key at all", {}, "correct AZURE_STORAGE_ACCOUNT_KEY"),
     ],
 )
 def test_storage_that_cannot_be_used_is_told_in_one_line(
-    batch: StandIn, tmp_path: Path, is_there: bool, missing: str, more: dict[str, Any], told: str
+    batch: StandIn,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_there: bool,
+    missing: str,
+    key: str,
+    more: dict[str, Any],
+    told: str,
 ) -> None:
+    variables = {**batch.service_principal(), "AZURE_STORAGE_ACCOUNT_KEY": key}
+    monkeypatch.setattr(batch, "service_principal", lambda **_: variables)
     batch.service.has_storage = is_there
     batch.storage.roles.discard(missing)
     found = examine(batch, tmp_path, **MAIL, **more)["storage"]

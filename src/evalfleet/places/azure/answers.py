@@ -164,6 +164,11 @@ MEANINGS = (
         "the login needs the roles Storage Blob Data Contributor and Storage Blob Delegator there",
     ),
     means(
+        "StorageKeyWrong",
+        "place",
+        "correct AZURE_STORAGE_ACCOUNT_KEY (`az storage account keys list`), or unset it and log in",
+    ),
+    means(
         "StorageKeyMissing KeyBasedAuthenticationNotPermitted",
         "place",
         "set AZURE_STORAGE_ACCOUNT_KEY, or log in with the roles Storage Blob Data Contributor and Storage "

@@ -52,6 +52,7 @@ RETRIES = 4
 REMOVE_AT_ONCE = 8
 CREATE = {"If-None-Match": "*"}
 PUT = {"x-ms-blob-type": "BlockBlob"}
+KEY_WRONG = "StorageKeyWrong"
 LOGIN_REFUSED = ("AuthorizationPermissionMismatch", "AuthorizationFailure", "NoAuthenticationInformation")
 KEY_REFUSED = "KeyBasedAuthenticationNotPermitted"
 """The code by which an account refuses all that is signed with its key."""
@@ -75,8 +76,13 @@ class BlobAccount(Struct, frozen=True):
 
 
 def blob_account(name: str, environ: Mapping[str, str], endpoint: str = "") -> BlobAccount:
-    """A storage account by its name, with what the environment says of it."""
+    """A storage account by its name, with what the environment says of it. Raises ArmFault."""
     told = {what: environ.get(f"AZURE_STORAGE_{what}", "") for what in ("ENDPOINT", "ACCOUNT_KEY")}
+    try:
+        base64.b64decode(told["ACCOUNT_KEY"], validate=True)
+    except ValueError:
+        why = f"storage account {name}: what AZURE_STORAGE_ACCOUNT_KEY holds is no key"
+        raise ArmFault(403, (Problem(KEY_WRONG, why),)) from None
     return BlobAccount(name, endpoint or told["ENDPOINT"], told["ACCOUNT_KEY"])
 
 
@@ -403,6 +409,7 @@ class BlobClient:
         if status in (401, 403):
             message = f"storage account {self.account.name}: {message or 'it does not let us in'}"
             code = "StorageLoginRefused" if not self._by_key and code in LOGIN_REFUSED else code
+            code = KEY_WRONG if self._by_key and code == "AuthenticationFailed" else code
         return ArmFault(status, (Problem(code or f"HTTP{status}", message),))
 
 
