@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 
-from .model import Micros, Offer, seconds_between
+from .model import Micros, Offer, after, seconds_between
 
 
 def billed_usd(offer: Offer, start: Micros, end: Micros) -> float:
-    """The price of one machine from `start` to `end`, each begun billing step counted whole."""
-    return _usd(offer, offer.usd_per_hour, start, end)
+    """The price of one machine from `start` to `end`, each begun billing step counted whole, and never less
+    than what its place bills for any machine."""
+    least = after(start, offer.least_billed_s) if end > start else start
+    return _usd(offer, offer.usd_per_hour, start, max(end, least))
 
 
 def idle_usd(offer: Offer, start: Micros, end: Micros) -> float:
@@ -38,4 +40,5 @@ def affordable_s(offer: Offer, usd: float) -> float:
         return math.inf
     step_usd = offer.billing_step_s * offer.usd_per_hour / 3600
     # a hair of tolerance, or 0.3 / 0.1 would buy two steps instead of three
-    return math.floor((usd - sweep_usd(offer)) / step_usd + 1e-9) * offer.billing_step_s
+    seconds = math.floor((usd - sweep_usd(offer)) / step_usd + 1e-9) * offer.billing_step_s
+    return seconds if seconds >= offer.least_billed_s else 0.0

@@ -237,6 +237,8 @@ class Offer(Struct, frozen=True, omit_defaults=True):
     creates_a_minute: int | None = None
     """How many machines its place lets us ask for in a minute, of all offers of one area together; None: as
     many as we like. It is alike in all of them."""
+    least_billed_s: float = 0.0
+    """A machine that lives shorter is billed for so long."""
     placement: str = ""
     """How likely its cloud says that spot machines of it are had, and stay: high, medium or low."""
 

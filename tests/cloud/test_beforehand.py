@@ -184,6 +184,10 @@ def test_the_command_of_a_plan_is_one_that_works(azure: StandIn, tmp_path: Path)
     for more in (("--deadline", "9h"), ("--budget", "100")):
         found = json.loads(desk.say(*words, *more))
         assert found["chosen"]["stopped_pool"] is False
+        ways = {(each["size"], each["spot"], each["stopped_pool"]) for each in found["options"]}
+        sizes = (SIZES[0], "Standard_D8ds_v5")
+        made = {(size, spot, False) for size in sizes for spot in (False, True)}
+        assert ways == {*made, (SIZES[0], False, True)}, "each size, spot and regular, new and stopped"
         copied = shlex.split(found["command"])
         told = json.loads(desk.say(*copied[1:], "--dry-run", "--json"))
         assert told["plan"]["limits"]["workers"] == 2

@@ -54,6 +54,7 @@ def test_regions_and_types_are_chosen_by_price(google: StandIn, tmp_path: Path) 
     assert costs == sorted(costs)
     assert (found[0].size, found[0].area) == ("e2-standard-4", CENTRAL)
     assert {each.area for each in found} == set(regions), "the others come after it"
+    assert {each.least_billed_s for each in found} == {60.0}, "Google bills a minute at least"
 
 
 def test_discounts_are_taken_off_regular_machines_of_their_family_alone(

@@ -11,8 +11,9 @@ import pytest
 from msgspec import structs
 
 from evalfleet.engine import Engine
-from evalfleet.events import AttemptEnded, AttemptGraded, Event
+from evalfleet.events import AttemptEnded, AttemptGraded, AttemptStarted, Event
 from evalfleet.model import SECOND, Ended, Job, Machine, MachineId, Micros, Needs, Offer, Scored
+from evalfleet.names import attempt_id
 from evalfleet.policy import changed_effects
 from evalfleet.ports import Journal
 from evalfleet.sim import checks
@@ -54,6 +55,18 @@ class OverwritesScores(SimJournal):
             if isinstance(event, AttemptEnded) and isinstance(event.outcome, Scored)
         ]
         return await super().append(at, [*events, *again], answered)
+
+
+class RacesAttempts(SimJournal):
+    """Writes that another attempt at a task starts beside each first one."""
+
+    async def append(self, at: Micros, events: Sequence[Event], answered: Sequence[int] = ()) -> bool:
+        others = [
+            AttemptStarted(attempt_id(event.task, 9), event.task, event.machine)
+            for event in events
+            if isinstance(event, AttemptStarted) and event.attempt.endswith(".0")
+        ]
+        return await super().append(at, [*events, *others], answered)
 
 
 class GradesTwice(SimJournal):
@@ -301,6 +314,9 @@ BUGS = {
     ),
     "a score overwritten": Bug(
         Parts(journal=OverwritesScores), checks.one_score_a_task, "was overwritten", one_controller=True
+    ),
+    "a race of attempts": Bug(
+        Parts(journal=RacesAttempts), checks.one_score_a_task, "was started while", one_controller=True
     ),
     "a second grade": Bug(
         Parts(journal=GradesTwice), checks.one_score_a_task, "was graded twice", answers=True

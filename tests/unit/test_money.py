@@ -5,13 +5,15 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from evalfleet.events import MachineCondemned, MachineDeleted, StopRequested
-from evalfleet.model import SECOND, Cause, MachineId, after, seconds_between
+from evalfleet.events import MachineCondemned, MachineDeleted, MachineRequested, StopRequested
+from evalfleet.model import SECOND, Cause, Limits, MachineId, Plan, after, seconds_between
 from evalfleet.named_pools import changes
+from evalfleet.sim.montecarlo import draw_run
 from evalfleet.views.stats import hourly_usd, machine_end
 
-from .runs import PRICED, Run, of, requested
+from .runs import PRICED, Run, of, requested, tasks_of
 from .test_policy_pool import LIFE_S, a_ready_pool
+from .test_policy_rate import Steady
 
 HALF = structs.replace(PRICED, usd_per_hour=3600.0, idle_usd_per_hour=360.0)
 """A dollar a second, of which ten cents are the disk's and the address's."""
@@ -37,6 +39,43 @@ def test_a_stopped_machine_costs_its_disk_and_its_address() -> None:
     pool.wait(5)
     assert pool.usd == pytest.approx(62.0 + 5.0)
     assert hourly_usd(pool.state, pool.now) == pytest.approx(3600.0)
+
+
+MINUTE = structs.replace(PRICED, usd_per_hour=3600.0, least_billed_s=60.0)
+"""A dollar a second, and for a minute at least."""
+
+
+def test_a_machine_that_lives_shorter_than_its_place_bills_is_paid_for_that_long_each_time() -> None:
+    pool = a_ready_pool(1, MINUTE)
+    pool.wait(10)
+    assert pool.usd == pytest.approx(60.0)
+    pool.change(changes.stopped(pool.view, pool.now))
+    pool.stopped()
+    pool.wait(500)
+    pool.change(changes.started(pool.view, pool.now))
+    assert pool.usd == pytest.approx(60.0)
+    pool.wait(70)
+    assert pool.usd == pytest.approx(130.0)
+    run = Run(1, [MINUTE], workers=1)
+    run.turn()
+    run.tell(MachineCondemned(M1, "no quota", Cause.PROVISIONING))
+    run.wait(2)
+    run.tell(MachineDeleted(M1, run.now))
+    assert run.state.closed_usd == pytest.approx(2.0), "what was refused never ran"
+
+
+def test_a_budget_below_what_is_billed_at_least_buys_no_machine() -> None:
+    run = Run(1, [MINUTE], workers=1, budget_usd=59.0)
+    assert not of(MachineRequested, run.turn())
+    run = Run(1, [MINUTE], workers=1, budget_usd=61.0)
+    assert of(MachineRequested, run.turn())
+
+
+def test_a_planned_run_counts_what_is_billed_at_least() -> None:
+    tasks, fate = tasks_of(1), Steady(task_s=5.0, machine_s=10.0)
+    plan = Plan("r", "b", ("cloud",), limits=Limits(workers=1))
+    assert draw_run(plan, tasks, [MINUTE], fate).machines_usd == pytest.approx(60.0)
+    assert draw_run(plan, tasks, [structs.replace(MINUTE, least_billed_s=0.0)], fate).machines_usd < 20.0
 
 
 def test_a_stopped_machine_that_is_deleted_has_cost_its_disk_until_then() -> None:

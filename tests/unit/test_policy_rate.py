@@ -86,13 +86,16 @@ def test_by_a_deadline_more_are_asked_for_if_they_come_one_after_another() -> No
 
 
 class Steady:
-    """Each task takes ten minutes, and a machine one."""
+    """Each task takes ten minutes, and a machine one, unless it is said otherwise."""
+
+    def __init__(self, task_s: float = 600.0, machine_s: float = 60.0) -> None:
+        self._task_s, self._machine_s = task_s, machine_s
 
     def task_s(self, task: Task, offer: Offer) -> float:
-        return 600.0
+        return self._task_s
 
     def machine_s(self, offer: Offer) -> float:
-        return 60.0
+        return self._machine_s
 
     def queue_s(self, offer: Offer) -> float:
         return 0.0

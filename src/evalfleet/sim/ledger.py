@@ -34,18 +34,18 @@ from evalfleet.state import RunState, TaskState
 
 def started_and_scored_once(records: Sequence[Record], state: RunState) -> Iterator[str]:
     """2: a score is never overwritten; each attempt is started and ended at most once."""
-    started: set[AttemptId] = set()
+    started: dict[TaskId, list[AttemptId]] = {}
     ended: set[AttemptId] = set()
     scored: dict[TaskId, tuple[AttemptId, Outcome]] = {}
     graded: set[AttemptId] = set()
     for record in records:
         match record.event:
             case AttemptStarted(attempt, task):
-                if attempt in started:
-                    yield f"{attempt} was started twice in the journal"
                 if task in scored:
                     yield f"{task} was scored and ran again"
-                started.add(attempt)
+                earlier = started.setdefault(task, [])
+                yield from _started_alone(attempt, earlier, ended)
+                earlier.append(attempt)
             case AttemptEnded(attempt, outcome):
                 if attempt in ended:
                     yield f"{attempt} ended twice"
@@ -63,6 +63,17 @@ def started_and_scored_once(records: Sequence[Record], state: RunState) -> Itera
             case _:
                 pass
     yield from _scores_kept(state, scored)
+
+
+def _started_alone(
+    attempt: AttemptId, earlier: Sequence[AttemptId], ended: Collection[AttemptId]
+) -> Iterator[str]:
+    """An attempt is never raced by another one at its task: whichever ended first would bias the scores."""
+    if attempt in earlier:
+        yield f"{attempt} was started twice in the journal"
+    for other in earlier:
+        if other not in ended:
+            yield f"{attempt} was started while {other} ran"
 
 
 def _graded_once(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from typing import Literal, TypeVar
 
-from msgspec import Struct, field
+from msgspec import Struct, field, structs
 
 from evalfleet import events as ev
 from evalfleet.cost import billed_usd, idle_usd
@@ -175,7 +175,10 @@ class MachineState(Struct, eq=False):
         if self.stopped_at is not None:
             return idle_usd(self.offer, self.stopped_at, now)
         off = min(now, self.ends_at)
-        return billed_usd(self.offer, self.billed_at, off) + idle_usd(self.offer, off, now)
+        offer = self.offer
+        if self.up_at is None and self.cause is Cause.PROVISIONING:  # it was refused: no minimum is billed
+            offer = structs.replace(offer, least_billed_s=0.0)
+        return billed_usd(offer, self.billed_at, off) + idle_usd(offer, off, now)
 
 
 class Deadline(Struct):

@@ -22,6 +22,8 @@ from .machine_types import KNOWN_REGIONS, SPOT_QUOTA, MachineType, fits, region_
 from .settings import GceSettings
 from .template import LEAST_LIFE_S, LONGEST_LIFE_S
 
+LEAST_BILLED_S = 60.0
+"""Google bills machines by the second, and for a minute at least."""
 FILE = Path(".gce") / "prices.json"
 """In the home: the list that was fetched last."""
 HOURS_A_MONTH = 730.0
@@ -195,6 +197,7 @@ def _offer(
         idle_usd_per_hour=round(idle, 6),
         sweep_s=3600.0 if for_pool else 0.0,
         least_life_s=LEAST_LIFE_S,
+        least_billed_s=LEAST_BILLED_S,
         extendable=False,
         max_life_s=LONGEST_LIFE_S,
         lost_s=s.lost_s,
