@@ -25,7 +25,7 @@ def ordinarily_started(state: RunState, at: Micros, event: ev.AttemptStarted, st
         return False
     id, counts = event.attempt, state.counts
     state.attempts[id] = AttemptState(id, task.id, machine.id, at)
-    known.attempts.append(id)
+    known.attempts = [*known.attempts, id]  # with room for no more: there may be very many
     known.status = "running"
     counts["waiting"] -= 1
     counts["running"] += 1

@@ -21,12 +21,14 @@ export class Signal {
   changed() {
     if (!this.told) return;
     this.told = false;
-    const tell = () => {
-      this.told = true;
-      for (const watcher of [...this.watchers]) watcher();
-    };
     // A tab in the background gets no frames, and must not gather what it would draw.
-    document.hidden ? setTimeout(tell, 500) : requestAnimationFrame(tell);
+    document.hidden ? setTimeout(() => this.tell(), 500) : requestAnimationFrame(() => this.tell());
+  }
+
+  /** At once: for what a page waits for. */
+  tell() {
+    this.told = true;
+    for (const watcher of [...this.watchers]) watcher();
   }
 
   watch(watcher) {
@@ -39,7 +41,7 @@ export class Signal {
 export function useSignal(signal, least = 0) {
   const [, again] = useState(0);
   useEffect(() => {
-    let last = 0;
+    let last = -Infinity;
     let timer = null;
     const stop = signal.watch(() => {
       if (timer) return;

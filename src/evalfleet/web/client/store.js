@@ -136,7 +136,7 @@ class RunStore extends Signal {
     }
     if (embedded) this.connection = "file";
     else this.listen();
-    this.changed();
+    this.tell();
   }
 
   take(snapshot) {
