@@ -164,6 +164,25 @@ def _details(at: Desk) -> list[str]:
     return [event.detail for event in at.events() if isinstance(event, MachineCondemned)]
 
 
+@pytest.mark.parametrize(
+    ("quota", "told"),
+    [
+        ("dedicated", "ask for more dedicated cores: the account's page Quotas"),
+        ("pools", "fewer --workers, or ask for more: the account's page Quotas"),
+        ("jobs", "fewer --workers, or ask for more: the account's page Quotas"),
+    ],
+)
+def test_a_run_without_quota_stops_at_once_and_says_where_to_ask(
+    account: StandIn, tmp_path: Path, quota: str, told: str
+) -> None:
+    account.service.quota[quota] = 0
+    done = desk(account, tmp_path, 1)("run", "b.toml", "--on", "batch", "--workers", "1", "--name", "r")
+    assert done.code == 4, done
+    assert told in done.out
+    assert not account.meters.spans, "nothing was billed"
+    nothing_left(account)
+
+
 def test_a_run_raises_a_pool_of_yours_and_leaves_it_at_zero(account: StandIn, tmp_path: Path) -> None:
     account.service.scaled_s = 1.0
     body = {"vmSize": SIZE, "virtualMachineConfiguration": {}}
