@@ -85,21 +85,23 @@ class OwnPool:
         self._client, self._pool = client, pool
 
     async def keep(self) -> tuple[Json, bool]:
-        """Give it as many nodes as its machines need, if that is for us to do. Returns the pool, empty if
-        there is none, and whether nothing is left to be done. Raises ArmFault."""
+        """Give it as many nodes as its machines need, if that is for us to do. Returns the pool, if what it
+        shows has come of that and not of something earlier, and whether nothing is left to be done. Raises
+        ArmFault."""
         pool = await self._client.pool(self._pool)
         if pool is None or str(pool.get("state")).lower() != "active":
             return {}, True
         if not (is_raised(pool) or (is_at_rest(pool) and not pool.get("enableAutoScale"))):
-            return pool, True
+            return {}, True
         wanted = formula_of(await self._client.active_jobs(), self._pool)
         try:
             if wanted != (pool.get("autoScaleFormula") or NONE):
                 await self._client.scale(self._pool, wanted, duration(EVALUATED_S))
-            elif wanted == NONE and is_raised(pool) and is_at_rest(pool):
+                return {}, True
+            if wanted == NONE and is_raised(pool) and is_at_rest(pool):
                 await self._client.stop_scaling(self._pool)
         except ArmFault as fault:
             if not fault.has(*LATER):
                 raise
-            return pool, False
+            return {}, False
         return pool, True

@@ -143,9 +143,10 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
         self, own: OwnPool, found: Mapping[MachineId, Sighting]
     ) -> Mapping[MachineId, Sighting]:
         """The same machines, and those that were deleted until the pool is told to give their nodes back."""
+        before = frozenset(self._given_up)
         pool, is_done = await own.keep()
-        if is_done:
-            self._given_up.clear()
+        if is_done:  # for those that were deleted before it was looked
+            self._given_up -= before
         left = {machine: Sighting(machine, {}, has_box=True) for machine in self._given_up}
         return {name: structs.replace(each, users_pool=pool) for name, each in {**left, **found}.items()}
 
@@ -308,9 +309,9 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
         await self._access.drop(machine)
         async with self._turn(machine):
             with as_refusal(self._named(machine)):
+                await self._batch.delete(f"jobs/{job_id(machine, self._settings.name)}")
                 if self._own_pool is not None:
                     self._given_up.add(machine)
-                await self._batch.delete(f"jobs/{job_id(machine, self._settings.name)}")
                 await self._delete_pools(await self._batch.pools(), machine, self._home)
             if self._boxes is not None:
                 await self._boxes.remove(machine)
