@@ -19,7 +19,7 @@ from evalfleet.model import Micros
 
 CHECKSUMS_SINCE = 3
 """The first layout of the database that has them."""
-_PAGE, _JOINED = 1000, 5000
+_PAGE, _JOINED = 1000, 2000
 """So many events are read at once; more where SQLite joins them, because two threads take turns then."""
 
 

@@ -111,9 +111,11 @@ def lanes(state: RunState) -> int:
 def tasks_planned(state: RunState, at: Micros, event: ev.TasksPlanned) -> None:
     rank, tasks, queues = SCHEDULES[state.plan.schedule].rank, state.tasks, state.queues
     state.counts["waiting"] += len(event.tasks)
-    longest_s = state.longest_s
+    longest_s, last = state.longest_s, 0.0
     for index, task in enumerate(event.tasks, len(tasks)):
-        known = TaskState(task, index, _lane(state, task, index), rank(task))
+        if (own := rank(task)) != last:  # nearly all have the same: one number is kept, not very many
+            last = own
+        known = TaskState(task, index, _lane(state, task, index), last)
         tasks[task.id] = known
         if (limit_s := task.limit_s) > longest_s:
             longest_s = limit_s
