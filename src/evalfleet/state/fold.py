@@ -10,6 +10,7 @@ from evalfleet.errors import JournalForeign
 from evalfleet.model import Micros
 
 from .attempts import (
+    Stirred,
     allowance_granted,
     allowance_told,
     allowance_wanted,
@@ -18,6 +19,9 @@ from .attempts import (
     attempt_graded,
     attempt_started,
     budget_passed,
+    ordinarily_collected,
+    ordinarily_ended,
+    ordinarily_started,
 )
 from .circuits import circuit_changed, refresh_idle
 from .machines import (
@@ -44,7 +48,6 @@ from .machines import (
     machine_up,
 )
 from .nouns import MachinePhase, RunState, exceeds, is_ungraded
-from .ordinary import Stirred, ordinarily_collected, ordinarily_ended, ordinarily_started
 from .run import (
     grading_failed,
     grading_requested,
