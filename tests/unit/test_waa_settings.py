@@ -541,17 +541,18 @@ def test_golden_storage_here_is_known_by_its_contents_and_needs_a_pool_that_is_p
         return WaaBenchmark.from_spec(loaded.spec, model="m", agent={}, settings={})
 
     (step,) = [step for step in made().bundle.steps if step.kept is not None]
-    assert step.kept is not None
-    assert set(step.kept.paths) == {"windows.boot", "windows.rom", "windows.vars", "data.img"}
+    kept = step.kept
+    assert kept is not None
+    assert set(kept.paths) == {"windows.boot", "windows.rom", "windows.vars", "data.img"}
     told = json.loads(step.command.env["EVALFLEET_WAA"])["golden"]
-    assert told == f"sent:{step.kept.name}"
+    assert told == f"sent:{kept.name}"
     assert step.command.secrets == (), "a machine that has it needs no address"
     assert made().bundle.digest == made().bundle.digest
     other = (golden / "data.img").stat()
     (golden / "data.img").write_text("DATA.IMG")  # of the same size, and of the same time
     os.utime(golden / "data.img", ns=(other.st_atime_ns, other.st_mtime_ns + 1))
     (changed,) = [step.kept for step in made().bundle.steps if step.kept is not None]
-    assert changed.name != step.kept.name
+    assert changed.name != kept.name
     (golden / "windows.rom").unlink()
     with pytest.raises(RequestError, match=r"storage has no windows\.rom; name the folder `storage`"):
         made()
