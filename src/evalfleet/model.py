@@ -824,6 +824,8 @@ class Plan(Struct, frozen=True, omit_defaults=True):
     """What its machines are called."""
     model_usd: tuple[float, float] | None = None
     """What the model of a task may cost at least and at most, if that is known only by experience."""
+    usual_s: Mapping[str, float] = {}
+    """Domain -> the seconds that a task of it usually takes, as the benchmark says; "" is every other one."""
     metering: Metering | None = None
     """How its model calls are metered. None: they are not."""
     owner: str = ""

@@ -28,6 +28,7 @@ on_timeout = "zero"
 secrets = ["OPENAI_API_KEY"]
 needs = {cpus = 2, memory_gb = 4, disk_gb = 30, nested_virtualization = false}
 slots = 2
+usual_s = 30
 """
 TASKS = """{"id": "a_1", "domain": "x", "params": {"n": 3}, "timeout_s": 60, "stall_s": 0}
 
@@ -73,6 +74,7 @@ def test_a_whole_file(root: Path) -> None:
         Task(TaskId("b_b_2"), "b_b", {"n": "k"}, 600.0, stall_s=120.0),
     )
     assert (loaded.secrets, loaded.slots) == (("OPENAI_API_KEY",), 2)
+    assert loaded.usual_s == {"": 30.0}
     assert loaded.files == (root / "data", root / "run.sh")
     bench = CommandBenchmark.from_spec(loaded.spec)
     assert bench.needs == Needs(cpus=2, memory_gb=4, disk_gb=30)
@@ -111,7 +113,7 @@ def test_the_default_domain(id: str, domain: str) -> None:
         (
             FULL + "zzz = 1",
             "@/b.toml: key 'zzz' is unknown; there are command, container, env, files, image, isolation, "
-            "model_key, name, needs, on_timeout, probe, score and 15 more",
+            "model_key, name, needs, on_timeout, probe, score and 16 more",
         ),
         (FULL.replace('name = "mybench"', ""), "@/b.toml: key 'name' is missing; add it"),
         (MINIMAL, "@/b.toml: key 'tasks' is missing; add it"),
@@ -154,6 +156,10 @@ def test_the_default_domain(id: str, domain: str) -> None:
         (
             changed("timeout_s", "-1"),
             "@/b.toml: key 'timeout_s' is -1; write seconds above 0, at most 2592000 (30 days)",
+        ),
+        (
+            changed("usual_s", "0"),
+            "@/b.toml: key 'usual_s' is 0; write seconds above 0, at most 2592000 (30 days)",
         ),
         (
             changed("timeout_s", "nan"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Mapping
 from dataclasses import replace
 from statistics import fmean
 
@@ -24,9 +25,17 @@ def time(task: str, seconds: float, run: str = "r", model: str = "m", place: str
     return TaskTime(run, task, task.partition("_")[0], model, place, seconds)
 
 
-def believed(experience: Experience, *tasks: Task, offer: Offer = VM) -> Chances:
+def believed(
+    experience: Experience, *tasks: Task, offer: Offer = VM, usual_s: Mapping[str, float] | None = None
+) -> Chances:
     return chances_of(
-        experience, tasks, [offer], model="m", model_range=None, machine_s={"cloud": (60.0, 120.0)}
+        experience,
+        tasks,
+        [offer],
+        model="m",
+        model_range=None,
+        usual_s=usual_s or {},
+        machine_s={"cloud": (60.0, 120.0)},
     )
 
 
@@ -60,6 +69,17 @@ def test_without_earlier_runs_the_benchmark_tells_and_else_the_time_limit() -> N
     drawn = [found.fate(seed).task_s(task("web_2"), VM) for seed in range(200)]
     assert max(drawn) == 1000.0, "no attempt takes longer than its limit"
     assert min(drawn) < 100.0
+
+
+def test_a_benchmark_says_what_its_domains_usually_take() -> None:
+    usual_s = {"web": 70.0, "": 5000.0}
+    found = believed(Experience(), task("web_1"), task("os_1"), usual_s=usual_s)
+    assert found.bases == {"default": 2}
+    assert [found.tasks[TaskId(name)][0] for name in ("web_1", "os_1")] == [70.0, 1000.0], (
+        "its limit, at most"
+    )
+    found = believed(Experience(1, TIMES), task("web_1"), usual_s=usual_s)
+    assert found.bases == {"task": 1}, "earlier runs know better"
 
 
 def test_runs_that_differ_as_wholes_make_the_range_wide() -> None:

@@ -195,14 +195,16 @@ def chances_of(
     *,
     model: str,
     model_range: tuple[float, float] | None,
+    usual_s: Mapping[str, float],
     machine_s: Mapping[str, tuple[float, float]],
 ) -> Chances:
     """What is believed of a run of these tasks on machines of these offers.
 
-    `machine_s`: place -> between which seconds its machines are ready, where no earlier run tells.
+    Where no earlier run tells, `usual_s` is domain -> what a task usually takes, and `machine_s` is place ->
+    between which seconds its machines are ready.
     """
     logs = _Logs(experience.times)
-    found = {task.id: logs.of(task, task.model or model) for task in tasks}
+    found = {task.id: logs.of(task, task.model or model, usual_s) for task in tasks}
     bases: Counter[Basis] = Counter(basis for _, _, basis in found.values())
     places = {offer.place for offer in offers}
     shared = max(SHARED[basis] for basis in bases)
@@ -258,7 +260,7 @@ class _Logs:
                 self._by[key].append(log)
         self.between_runs, self._own = self._spreads(times)
 
-    def of(self, task: Task, model: str) -> tuple[float, float, Basis]:
+    def of(self, task: Task, model: str, usual_s: Mapping[str, float]) -> tuple[float, float, Basis]:
         """Seconds, the standard deviation of their logarithm, and what both rest on."""
         own = task.origin or task.id
         nearest: tuple[tuple[Basis, tuple[str, ...], bool], ...] = (
@@ -272,8 +274,9 @@ class _Logs:
             if logs := self._by.get(key):
                 spread = self._own if alike else max(UNLIKE, stdev(logs) if len(logs) > 1 else 0.0)
                 return math.exp(fmean(logs)), spread, basis
-        if task.weight_s:
-            return task.weight_s, UNLIKE, "default"
+        usual = task.weight_s or usual_s.get(task.domain) or usual_s.get("")
+        if usual:
+            return min(usual, task.limit_s), UNLIKE, "default"
         return task.limit_s, UNLIKE, "guess"
 
     def _spreads(self, times: Sequence[TaskTime]) -> tuple[float, float]:

@@ -59,10 +59,11 @@ def with_promise(workspace: Workspace, resolved: Resolved, offers: Sequence[Offe
         offers,
         model=plan.model,
         model_range=plan.model_usd,
+        usual_s=plan.usual_s,
         machine_s=_guesses(plan),
     )
-    if chances.guessed:
-        return resolved
+    if chances.guessed or "default" in chances.bases:
+        return resolved  # what no run here has shown is no promise
     draws = max(FEWEST_DRAWS, min(DRAWS, PROMISED_ATTEMPTS // len(tasks)))
     forecast = forecasts([_job(plan, tasks, offers, chances)], draws)[0]
     promise = Promise(
@@ -204,6 +205,7 @@ def _planned(state: RunState, states: Sequence[RunState]) -> OptionDraws:
         best_first,
         model=state.plan.model,
         model_range=state.plan.model_usd,
+        usual_s=state.plan.usual_s,
         machine_s=_guesses(state.plan),
     )
     return job_of(state.plan, tasks, Option(state.plan.limits.workers, best_first), chances)

@@ -109,6 +109,7 @@ async def outlook(
         list(every.values()),
         model=plan.model,
         model_range=plan.model_usd,
+        usual_s=plan.usual_s,
     )
     placement = {key: offer.placement for key, offer in every.items() if offer.placement}
     chances = replace(believe(machine_s=sight.machine_s), placement=placement)

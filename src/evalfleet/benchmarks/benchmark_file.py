@@ -69,6 +69,7 @@ class BenchmarkFile(Struct, frozen=True, forbid_unknown_fields=True):
     probe: Annotated[Argv | None, Meta(description="a machine is ready once this exits 0")] = None
     timeout_s: Annotated[float, Meta(description="time limit of a task that has none of its own")] = 3600.0
     stall_s: Annotated[float, Meta(description="an attempt that writes nothing for so long is stuck")] = 0.0
+    usual_s: Annotated[float | None, Meta(description="what a task usually takes, for plans")] = None
     on_timeout: Annotated[
         str, Meta(description="what a task is that reached its time limit", extra_json_schema=ON_TIMEOUT)
     ] = "zero"
@@ -137,6 +138,7 @@ def load_benchmark(path: Path) -> Loaded:
             f"{where}: {warning}" for warning in (*warnings_about(spec), *_about_ignored(root, entries))
         ),
         setup_s=(file.setup_timeout_s or 0.0) * len(file.setup),
+        usual_s={} if file.usual_s is None else {"": file.usual_s},
         isolation=_isolation(file, tasks, where),
         model_keys=_model_keys(file),
         unmeterable=_unmeterable(file, tasks),
@@ -242,6 +244,14 @@ def _as_text(value: Setting) -> str:
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
+def _check_seconds(file: BenchmarkFile, where: str) -> None:
+    check_timeout(file.timeout_s, where)
+    for key, seconds in (("setup_timeout_s", file.setup_timeout_s), ("usual_s", file.usual_s)):
+        if seconds is not None:
+            check_timeout(seconds, where, key)
+    check_stall(file.stall_s, where)
+
+
 def _check_values(file: BenchmarkFile, where: str) -> None:
     if not _NAME.fullmatch(file.name):
         raise RequestError(
@@ -259,10 +269,7 @@ def _check_values(file: BenchmarkFile, where: str) -> None:
     if file.probe is not None:
         check_argv(file.probe, where, "probe")
     _check_score(file, where)
-    check_timeout(file.timeout_s, where)
-    if file.setup_timeout_s is not None:
-        check_timeout(file.setup_timeout_s, where, "setup_timeout_s")
-    check_stall(file.stall_s, where)
+    _check_seconds(file, where)
     if file.on_timeout not in ("zero", "broken"):
         raise RequestError(f'{where}: key \'on_timeout\' is {file.on_timeout!r}; write "zero" or "broken"')
     if file.score_from not in ("result", "exit_code"):

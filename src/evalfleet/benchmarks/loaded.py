@@ -178,6 +178,9 @@ class Loaded(Struct, frozen=True):
     warnings: tuple[str, ...] = ()
     setup_s: float = 0.0
     model_usd: tuple[float, float] | None = None
+    usual_s: Mapping[str, float] = {}
+    """Domain -> the seconds that a task of it usually takes, for plans before there are runs; "" is every
+    other domain."""
     tasks_missing: str = ""
     setup_missing: str = ""
     isolation: Isolation = ""

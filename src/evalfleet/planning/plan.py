@@ -450,6 +450,7 @@ def _plan(
         verdict=verdict_of(flags),
         machine_names=f"{given.benchmark.kind.machine_names}-{{n}}",
         model_usd=loaded.model_usd,
+        usual_s=loaded.usual_s,
         pool=pool,
         metering=metering,
         store=store_url(flags.store, cwd) if flags.store else "",
