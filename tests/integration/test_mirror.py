@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -481,3 +482,30 @@ def test_a_segment_holds_what_several_controllers_wrote(folder: Bucket, tmp_path
         assert segment.read_bytes() == b"".join(path.read_bytes() for path in objects)
 
     asyncio.run(use())
+
+
+@pytest.mark.parametrize(("url", "prefix"), [("s3://bucket/x", "AWS_"), ("az://bucket/x", "AZURE_")])
+def test_variables_about_proxies_and_clients_are_no_trouble(url: str, prefix: str) -> None:
+    keys = {
+        "AWS_ACCESS_KEY_ID": "a",
+        "AWS_SECRET_ACCESS_KEY": "b",
+        "AWS_REGION": "eu-central-1",
+        "AZURE_STORAGE_ACCOUNT_NAME": "a",
+        "AZURE_STORAGE_ACCOUNT_KEY": "YQ==",
+    }
+    others = {f"{prefix}ALLOW_HTTP": "true", f"{prefix}TIMEOUT": "5s", f"{prefix}MAX_ATTEMPTS": "3"}
+
+    async def asked_of(proxy: socket.socket) -> bytes:
+        address = f"http://127.0.0.1:{proxy.getsockname()[1]}"
+        reading = asyncio.create_task(
+            open_objects(url, {**keys, **others, f"{prefix}PROXY_URL": address}).read("a")
+        )
+        connection, _ = await asyncio.to_thread(proxy.accept)
+        with connection:
+            asked = await asyncio.to_thread(connection.recv, 100)
+        reading.cancel()
+        return asked
+
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        proxy.settimeout(30)
+        assert asyncio.run(asked_of(proxy)).startswith(b"CONNECT ")

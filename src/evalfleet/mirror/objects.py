@@ -35,6 +35,24 @@ TOKEN_S = 300.0
 NO_TOKEN = "nobody answers who gives tokens"
 """How an error begins that says nothing about what we may do."""
 SCRATCH = ".evalfleet-"
+PROXY = ("proxy_url", "proxy_ca_certificate", "proxy_excludes")
+OF_CLIENTS = frozenset(
+    (
+        *PROXY,
+        *(
+            "allow_http",
+            "allow_invalid_certificates",
+            "connect_timeout",
+            "default_content_type",
+            "http1_only",
+        ),
+        *("http2_keep_alive_interval", "http2_keep_alive_timeout", "http2_keep_alive_while_idle"),
+        *("http2_max_frame_size", "http2_only", "pool_idle_timeout", "pool_max_idle_per_host"),
+        *("randomize_addresses", "read_timeout", "timeout", "user_agent"),
+    )
+)
+"""Options of HTTP clients, which a variable such as AWS_PROXY_URL may hold: obstore panics if it gets
+them among those of a store."""
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -291,7 +309,11 @@ def _bucket(url: str, environ: Mapping[str, str]) -> Any:
         config = {"base_url": base} if base else {}
         return from_url(url, config=config, credential_provider=GoogleTokens(environ), **options)
     prefix = BUCKETS[scheme] or f"{obstore.parse_scheme(url).upper()}_"
-    config = {name: value for name, value in environ.items() if name.startswith(prefix) and value}
+    told = {name: value for name, value in environ.items() if name.startswith(prefix) and value}
+    config = {name: value for name, value in told.items() if name[len(prefix) :].lower() not in OF_CLIENTS}
+    for option in PROXY:
+        if value := told.get(prefix + option.upper()):
+            options["client_options"][option] = value
     if scheme == "s3" and "AWS_ACCESS_KEY_ID" not in config and (signed_in := _boto_credentials(environ)):
         options["credential_provider"] = signed_in
     while True:
