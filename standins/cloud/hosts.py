@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import re
 import shutil
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
@@ -21,6 +22,7 @@ T = TypeVar("T")
 METADATA = "169.254.169.254"
 TOGETHER = 8  # hosts that are made at once
 HERE = Path(__file__).parent
+OF_SSHD = re.compile("kex_exchange_identification|banner exchange|Connection (closed|reset|from) ")
 OWN = ("etc/hostname", "etc/hosts", "etc/machine-id")
 
 
@@ -254,8 +256,10 @@ class Hosts:
         self._unreachable.discard(id.lower())
 
     def log(self, id: str) -> str:
+        """Without what its SSH server tells of each connection, which real machines write elsewhere."""
         host = self._hosts.get(id.lower())
-        return host.console() if host is not None else ""
+        lines = host.console().splitlines(keepends=True) if host is not None else ()
+        return "".join(line for line in lines if not OF_SSHD.match(line))
 
     async def close(self) -> None:
         if self._building is not None:

@@ -20,7 +20,7 @@ from evalfleet.places.slurm import SlurmPlace, SlurmSettings
 from evalfleet.ports import PlaceContext
 from evalfleet.testing.harness import first_offer
 from tests.desk import Desk
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 from .cluster import Cluster
 
@@ -145,8 +145,11 @@ def test_squeue_is_asked_once_for_all_machines_and_no_more_often_than_poll_s(
     async def live() -> None:
         offer = await first_offer(place)
         await asyncio.gather(*(place.create(machine, offer, 600.0) for machine in machines))
-        while not all(machine.phase == "up" for machine in await place.list("r")):
-            await asyncio.gather(*(place.list("r") for _ in range(20)))
+        patience = time.monotonic() + PATIENCE_S
+        seen = await place.list("r")
+        while not all(machine.phase == "up" for machine in seen):
+            assert time.monotonic() < patience, seen
+            _, *_, seen = await asyncio.gather(*(place.list("r") for _ in range(20)))
         await asyncio.gather(*(place.delete(machine) for machine in machines))
         await place.close()
 

@@ -142,13 +142,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit code. Errors are one line on standard error."""
     try:
         try:
-            return _main(argv)
+            code = _main(argv)
         finally:
             sys.stdout.flush()  # here, where it can still be told that nobody reads it
     except BrokenPipeError:
         # the reader of our output has gone (`| head`): nothing is wrong, and nothing can be said
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        code = 0
+    if argv is None and "obstore" in sys.modules:
+        # a thread of its own that asks us for a token while Python ends would end us by SIGABRT
+        sys.stderr.flush()
+        os._exit(code)
+    return code
 
 
 def _main(argv: Sequence[str] | None) -> int:

@@ -12,6 +12,7 @@ from evalfleet.channels.link import plain
 READY = b"ok  \n"
 """What the program says; over SSH, an address and a key may stand between the spaces."""
 WORDS_CAP = 4096
+WORDS_S = 2.0
 
 
 class StepTransport(asyncio.WriteTransport, asyncio.SubprocessProtocol):
@@ -26,6 +27,7 @@ class StepTransport(asyncio.WriteTransport, asyncio.SubprocessProtocol):
         self._process: asyncio.SubprocessTransport | None = None
         self._head = b""
         self._open = self._lost = False
+        self._exited = self._has_spoken = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._process = cast("asyncio.SubprocessTransport", transport)
@@ -45,7 +47,21 @@ class StepTransport(asyncio.WriteTransport, asyncio.SubprocessProtocol):
                 if rest:
                     self._protocol.data_received(rest)
 
+    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
+        if fd == 2:
+            self._has_spoken = True
+            if self._exited:
+                self._end()
+
     def process_exited(self) -> None:
+        """What it said last may be read only now: it says why it could not begin."""
+        self._exited = True
+        if self._has_spoken or self.ready.done():
+            self._end()
+        else:  # whoever it has started may hold its stderr open for ever
+            asyncio.get_running_loop().call_later(WORDS_S, self._end)
+
+    def _end(self) -> None:
         if self._process is not None:
             self._process.close()
         self.ended.set()
