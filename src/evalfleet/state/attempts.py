@@ -20,7 +20,7 @@ from evalfleet.model import (
 
 from .circuits import attempt_broke, attempt_worked, gave_up, refresh_idle
 from .machines import heard
-from .nouns import RECENT, AttemptState, MachineState, RunState, TaskState, is_ungradable
+from .nouns import AttemptState, MachineState, RunState, TaskState, is_ungradable
 from .run import dequeue, enqueue, set_status
 
 OFTEN = 0.1
@@ -326,11 +326,7 @@ def ordinarily_ended(state: RunState, at: Micros, event: ev.AttemptEnded, stirre
     attempt = state.attempts[id]
     known, machine = state.tasks[attempt.task], state.machines[attempt.machine]
     offer = machine.offer
-    place = offer.place
-    circuit = state.circuits[place]
-    if known.status != "running" or attempt.untold or circuit.probe is not None or offer.queues:
-        return False
-    if place in state.shaky:
+    if known.status != "running" or attempt.untold or offer.queues or offer.place in state.shaky:
         return False
     attempt.ended_at, attempt.outcome = at, outcome
     attempt.seconds = seconds = event.seconds
@@ -344,12 +340,7 @@ def ordinarily_ended(state: RunState, at: Micros, event: ev.AttemptEnded, stirre
     if state.suspects:
         state.suspects.pop(machine.id, None)
     machine.scored += 1
-    circuit.proofs += 1
-    circuit.outcomes += 1
-    recent = circuit.recent
-    if len(recent) >= RECENT:
-        del recent[0]
-    recent.append(False)
+    attempt_worked(state, machine)
     known.outcome, known.decided_by, known.status = outcome, id, "scored"
     counts = state.counts
     counts["running"] -= 1
