@@ -18,7 +18,6 @@ The same browser opens as many samples in `inspect view`, where inspect-ai is: i
 from __future__ import annotations
 
 import asyncio
-import gzip
 import os
 import re
 import socket
@@ -64,7 +63,7 @@ from evalfleet.model import (
     after,
 )
 from evalfleet.views.dashboard.snapshots import KEPT
-from evalfleet.web.server import CLIENT
+from evalfleet.web.server import client_files
 
 from .browser import Tab
 from .ls import run_events
@@ -120,10 +119,9 @@ def run(quick: bool) -> Result:
 
 
 def _client_bytes() -> int:
-    """All modules and styles, as they are sent."""
-    kinds = (".css", ".html", ".js", ".svg")
-    files = (file for file in CLIENT.rglob("*") if file.suffix in kinds)
-    return sum(len(gzip.compress(file.read_bytes(), 9)) for file in files)
+    """What a browser is sent of the client, charts included."""
+    sent = ("index.html", "app.js", "style.css", "icon.svg", "vendor/uplot.js")
+    return sum(len(client_files()[path].packed) for path in sent)
 
 
 def _env(space: Workspace) -> dict[str, str]:

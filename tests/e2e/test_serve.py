@@ -82,12 +82,18 @@ def outcomes(tables: Tables) -> dict[str, str]:
 
 
 def test_a_page_tells_what_it_will_ask_for(finished: tuple[Fleet, Dashboard]) -> None:
-    """A browser that had to find that out by itself would ask four times in a row, each time for more."""
+    """A browser that had to find that out by itself would ask four times in a row, each time for more.
+
+    The script comes whole, but for what only charts need.
+    """
     _, opened = finished
     told = re.findall(r"<([^>]*)>; rel=(\w+)", opened.ask("/runs/r/tasks/a%2Fb").headers["link"])
     assert told[0] == ("/api/runs/r", "preload")
-    assert ("/client/pages/run.js", "modulepreload") in told
-    assert not any("uplot" in path for path, _ in told), "only charts need it"
+    assert told[1:] == [("/client/app.js", "modulepreload")]
+    script = opened.ask("/client/app.js").body.decode()
+    assert 'modules["pages/run.js"] =' in script
+    assert 'import("/client/vendor/uplot.js")' in script
+    assert "\nimport " not in script
     assert {opened.ask(path).code for path, _ in told} == {200}
     assert not re.search("/api/", opened.ask("/").headers["link"])
 

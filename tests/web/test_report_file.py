@@ -9,7 +9,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, expect
 
-from evalfleet.web.export import CLIENT, linked
+from evalfleet.web.linking import linked
 from tests.e2e.dashboard import Dashboard
 from tests.e2e.harness import Fleet
 from tests.large_run import make_wide_run
@@ -127,7 +127,7 @@ def test_all_of_a_report_is_on_paper_and_no_control_is(
 
 
 def test_modules_are_linked_in_the_order_in_which_they_need_each_other() -> None:
-    script = linked(CLIENT, "app.js")
+    script = linked("app.js")
     assert script.index('modules["vendor/preact.js"] =') < script.index('modules["base.js"] =')
     assert script.index('modules["base.js"] =') < script.index('modules["app.js"] =')
     assert "\nimport " not in script

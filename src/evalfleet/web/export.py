@@ -9,7 +9,6 @@ import asyncio
 import base64
 import gzip
 import hashlib
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -26,6 +25,7 @@ from evalfleet.views.format import plural
 
 from .files import Logs, attempt_document, read_image
 from .hub import Hub
+from .linking import CLIENT, linked
 from .triage import Triage
 from .watched import WatchedRun
 
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from evalfleet.planning.workspace import Workspace
     from evalfleet.state import AttemptState, RunState, TaskState
 
-CLIENT = Path(__file__).parent / "client"
 Screens = Literal["none", "last", "all"]
 SCREENS: tuple[Screens, ...] = ("none", "last", "all")
 MOST_MB = 25.0
@@ -261,7 +260,7 @@ def _data(
 def _shell(pictures: str) -> tuple[bytes, bytes]:
     """What stands before the data, and after it. Nothing but what is written here may run, or be loaded."""
     style = (CLIENT / "style.css").read_text("utf-8")
-    script = linked(CLIENT, "app.js")
+    script = linked("app.js")
     rules = (
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; {pictures}; "
         "base-uri 'none'; form-action 'none'"
@@ -282,79 +281,3 @@ def _shell(pictures: str) -> tuple[bytes, bytes]:
 
 def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-
-_IMPORT = re.compile(r'^import\s*(?:\{([^}]*)\}|(\w+))\s*from\s*"([^"]+)";?', re.MULTILINE)
-_LAZY = re.compile(r'\bimport\("([^"]+)"\)')
-_NAMED = re.compile(r"^export ((?:async )?(?:function|class|const|let)\s+(\w+))", re.MULTILINE)
-_LIST = re.compile(r"(?:^|(?<=[;}]))export\s*\{([^}]*)\};?", re.MULTILINE)
-_DEFAULT = re.compile(r"(?:^|(?<=[;}]))export default ", re.MULTILINE)
-
-
-def linked(folder: Path, entry: str) -> str:
-    """The client's modules as one script, each after those that it imports.
-
-    A file on disk cannot import another one. No bundler is needed: every module says its imports in one form,
-    and none needs itself.
-    """
-    wrapped = (_wrapped(name, text) for name, text in modules(folder, entry).items())
-    return "const modules = {};\n" + "".join(wrapped).replace("</script", "<\\/script")
-
-
-def modules(folder: Path, entry: str, *, lazy: bool = True) -> dict[str, str]:
-    """The texts of a module and of all that it imports, each after those that it imports itself.
-
-    `lazy`: also those that are imported only when they are needed.
-    """
-    found: dict[str, str] = {}
-
-    def add(name: str) -> None:
-        if name in found:
-            return
-        found[name] = ""
-        text = (folder / name).read_text("utf-8")
-        for other in (*(each[2] for each in _IMPORT.findall(text)), *(_LAZY.findall(text) if lazy else ())):
-            add(_beside(name, other))
-        del found[name]  # so that it stands after them
-        found[name] = text
-
-    add(entry)
-    return found
-
-
-def _wrapped(name: str, text: str) -> str:
-    exported: dict[str, str] = {}
-
-    def imported(found: re.Match[str]) -> str:
-        names = found[1].replace(" as ", ": ") if found[1] is not None else f"default: {found[2]}"
-        return f'const {{{names}}} = modules["{_beside(name, found[3])}"];'
-
-    def listed(found: re.Match[str]) -> str:
-        for item in filter(None, map(str.strip, found[1].split(","))):
-            own, _, outer = item.partition(" as ")
-            exported[outer or own] = own
-        return ""
-
-    def named(found: re.Match[str]) -> str:
-        exported[found[2]] = found[2]
-        return found[1]
-
-    text = _IMPORT.sub(imported, text)
-    text = _LAZY.sub(lambda found: f'Promise.resolve(modules["{_beside(name, found[1])}"])', text)
-    text = _LIST.sub(listed, _NAMED.sub(named, text))
-    if _DEFAULT.search(text):
-        exported["default"] = "ownDefault"
-        text = _DEFAULT.sub("const ownDefault = ", text)
-    names = ", ".join(f"{outer}: {own}" for outer, own in exported.items())
-    return f'modules["{name}"] = (() => {{\n{text}\nreturn {{ {names} }};\n}})();\n'
-
-
-def _beside(name: str, other: str) -> str:
-    """The module that `other` names, seen from `name`."""
-    parts: list[str] = list(PurePosixPath(name).parent.parts)
-    for part in PurePosixPath(other).parts:
-        if part == "..":
-            parts.pop()
-        elif part != ".":
-            parts.append(part)
-    return "/".join(parts)

@@ -10,8 +10,9 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import quote, unquote
 from weakref import WeakKeyDictionary
@@ -33,10 +34,10 @@ from evalfleet.names import artefacts_folder
 from evalfleet.state import AttemptState
 from evalfleet.version import __version__
 
-from .export import modules
 from .files import MOST_LOG, Logs, TooLarge, attempt_document, open_within, read_image
 from .guard import Guard
 from .hub import Hub
+from .linking import CLIENT, linked
 from .screens import Screens, Tunnels, other_name
 from .triage import Triage
 from .watched import WatchedRun
@@ -46,7 +47,8 @@ if TYPE_CHECKING:
 
     from evalfleet.planning.workspace import Workspace
 
-CLIENT = Path(__file__).parent / "client"
+SCRIPT = "app.js"
+"""It is answered with all that it imports in it."""
 TYPES = {
     ".css": "text/css; charset=utf-8",
     ".html": "text/html; charset=utf-8",
@@ -69,6 +71,7 @@ def application(workspace: Workspace, token: str, host: str, *, read_only: bool 
     """The dashboard of a home, as an ASGI application. `host`: the name or address it is served at."""
     hub = Hub(workspace)
     pages = Pages(hub, read_only)
+    client_files()
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None]:
@@ -362,34 +365,43 @@ class Pages:
         soon: list[str] = []
         if run is not None:
             soon.append(f"</api/runs/{quote(unquote(run[1]), safe='')}>; rel=preload; as=fetch; crossorigin")
-        soon += [f"</client/{name}>; rel=modulepreload" for name in _modules()]
+        soon.append(f"</client/{SCRIPT}>; rel=modulepreload")
         answer.headers["link"] = ", ".join(soon)
         return answer
 
 
 def _file(request: Request, path: str) -> Response:
-    file = (CLIENT / path).resolve()
-    if not file.is_relative_to(CLIENT.resolve()) or not file.is_file() or file.suffix not in TYPES:
+    file = client_files().get(path)
+    if file is None:
         return as_json({"error": f"the dashboard has no file {path!r}"}, 404)
-    content, packed, tag = _read(file, file.stat().st_mtime_ns)
-    headers = {"etag": tag, "cache-control": "no-cache", "vary": "accept-encoding"}
-    if request.headers.get("if-none-match") == tag:
+    headers = {"etag": file.tag, "cache-control": "no-cache", "vary": "accept-encoding"}
+    if request.headers.get("if-none-match") == file.tag:
         return Response(status_code=304, headers=headers)
+    content = file.content
     if "gzip" in request.headers.get("accept-encoding", ""):
-        headers["content-encoding"], content = "gzip", packed
-    return Response(content, headers=headers, media_type=TYPES[file.suffix])
+        headers["content-encoding"], content = "gzip", file.packed
+    return Response(content, headers=headers, media_type=TYPES[PurePosixPath(path).suffix])
 
 
 _RUN = re.compile("/runs/([^/]+)")
 
 
+@dataclass(frozen=True)
+class ClientFile:
+    """A file of the client, as it is sent."""
+
+    content: bytes
+    packed: bytes
+    tag: str
+
+
 @lru_cache(1)
-def _modules() -> tuple[str, ...]:
-    """Those that every page needs: not what is loaded with the first chart."""
-    return tuple(modules(CLIENT, "app.js", lazy=False))
-
-
-@lru_cache(256)
-def _read(file: Path, changed_ns: int) -> tuple[bytes, bytes, str]:
-    content = file.read_bytes()
-    return content, gzip.compress(content, 9), f'"{hashlib.sha256(content).hexdigest()[:16]}"'
+def client_files() -> dict[str, ClientFile]:
+    """By their paths. Read once: pages of one server are of one version, and the first need not wait."""
+    paths = (path for path in CLIENT.rglob("*") if path.suffix in TYPES)
+    contents = {path.relative_to(CLIENT).as_posix(): path.read_bytes() for path in paths}
+    contents[SCRIPT] = linked(SCRIPT, base="/client").encode()
+    return {
+        path: ClientFile(content, gzip.compress(content), f'"{hashlib.sha256(content).hexdigest()[:16]}"')
+        for path, content in contents.items()
+    }
