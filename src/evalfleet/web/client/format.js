@@ -65,6 +65,9 @@ export function clock(ms, beside = Date.now()) {
   return at.toDateString() === new Date(beside).toDateString() ? time : `${day(ms)} ${time}`;
 }
 
+/** With its second: for what is looked at closely. */
+export const second = (ms, beside = ms) => `${clock(ms, beside)}:${pad(new Date(ms).getSeconds())}`;
+
 function day(ms) {
   const at = new Date(ms);
   return `${at.getFullYear()}-${pad(at.getMonth() + 1)}-${pad(at.getDate())}`;

@@ -1,7 +1,7 @@
 // Machines x attempts on a canvas: boot, set-up, attempts by outcome, idle, silent. Zoom by wheel, by drag, by keys.
 import { html, useEffect, useMemo, usePrinting, useRef, useState } from "./base.js";
 import { inOrder } from "./store.js";
-import { clock, count, duration, plain, percent, usd, words } from "./format.js";
+import { clock, count, duration, plain, percent, second, usd, words } from "./format.js";
 import { attemptLink } from "./parts.js";
 import { go, link, setQuery } from "./route.js";
 
@@ -122,7 +122,7 @@ class Drawing {
       pen.lineTo(x, bottom + 4);
       pen.stroke();
       pen.fillStyle = colours.quiet;
-      const text = step < 60_000 ? `${clock(at, at)}:${String(new Date(at).getSeconds()).padStart(2, "0")}` : step >= 86_400_000 ? clock(at, 0).slice(5, 10) : clock(at, at);
+      const text = step < 60_000 ? second(at) : step >= 86_400_000 ? clock(at, 0).slice(5, 10) : clock(at, at);
       const half = pen.measureText(text).width / 2;
       if (x > this.label + half && x < this.width - half) pen.fillText(text, x, bottom + AXIS / 2 + 1);
     }
@@ -259,7 +259,10 @@ class Drawing {
     pen.fillStyle = colours.quiet;
     pen.textAlign = "left";
     pen.fillText(this.label > 100 ? "cost by hour" : "$/hour", 0, top + MONEY / 2);
-    if (!most) return;
+    if (!most) {
+      pen.fillText("nothing", this.label, top + MONEY / 2);
+      return;
+    }
     pen.save();
     pen.beginPath();
     pen.rect(this.label, top, this.width - this.label, MONEY);
@@ -421,7 +424,7 @@ export function Timeline({ store, query }) {
     event.stopPropagation();
     does();
   };
-  const exact = (ms) => clock(ms, view[0]) + (view[1] - view[0] < 600_000 ? `:${String(new Date(ms).getSeconds()).padStart(2, "0")}` : "");
+  const exact = (ms) => (view[1] - view[0] < 600_000 ? second : clock)(ms, view[0]);
   const told = `Timeline of ${count(store.machines.count)} machines and ${count(store.attempts.count)} attempts, from ${clock(view[0])} to ${clock(view[1])}. The same is in the tables of machines and tasks.`;
   return html`<section class="panel timeline" aria-labelledby="timeline-head"><header><h2 id="timeline-head">Timeline</h2><span class="spring"></span>
     <span class="quiet only-wide">${exact(view[0])} to ${exact(view[1])} · ${percent((view[1] - view[0]) / (full[1] - full[0]), 0)} of it</span>

@@ -1,7 +1,7 @@
 // One machine: how it came up, how it fares, what it did, its screen.
 import { html, useEffect, useRef, useState } from "../base.js";
 import { api, post } from "../data.js";
-import { bytes, clock, count, duration, instant, percent, plain, usd, words } from "../format.js";
+import { bytes, clock, count, duration, instant, percent, plain, second, usd, words } from "../format.js";
 import { At, Figure, Mark, Panel, Picture, Problem, Skeleton, Text, attemptLink, useControl, useDocument, useRun } from "../parts.js";
 import { embedded } from "../route.js";
 import { inOrder } from "../store.js";
@@ -71,6 +71,7 @@ function Series({ series }) {
 }
 
 const DASHES = [[], [6, 3], [2, 3], [10, 3, 2, 3]];
+const EDGES = ["solid", "dashed", "dotted", "double"]; // the same lines in the legend, as a style sheet names them
 
 function Chart({ series, names, shown, share }) {
   const box = useRef(null);
@@ -93,13 +94,15 @@ function Chart({ series, names, shown, share }) {
       const columns = names.map((name) => series.columns.indexOf(name));
       const data = [series.rows.map((row) => instant(row[at]) / 1000), ...columns.map((n) => series.rows.map((row) => row[n]))];
       const axis = { stroke: of("--quiet"), grid: { stroke: of("--faint"), width: 1 }, ticks: { stroke: of("--faint"), width: 1 }, font: `12px ${style.fontFamily}` };
+      const time = data[0][data[0].length - 1] - data[0][0] < 600 ? second : clock;
       chart = new UPlot(
         {
           width: box.current.clientWidth,
           height: 200,
           scales: { y: share ? { range: [0, 1] } : { range: (_, low, high) => [0, Math.max(high, 1)] } },
-          series: [{ value: (_, v) => (v === null ? "" : clock(v * 1000, v * 1000)) }, ...names.map((name, n) => ({ label: words(name), stroke: n ? of("--ink") : of("--accent"), width: 1.4, dash: DASHES[n % 4], value: (_, v) => (v === null ? "–" : shown(v)) }))],
-          axes: [{ ...axis, values: (_, splits) => splits.map((s) => clock(s * 1000, s * 1000)) }, { ...axis, size: 70, values: (_, values) => values.map(shown) }],
+          series: [{ value: (_, v) => (v === null ? "" : time(v * 1000, v * 1000)) }, ...names.map((name, n) => ({ label: words(name), stroke: n ? of("--ink") : of("--accent"), width: 1.4, dash: DASHES[n % 4], value: (_, v) => (v === null ? "–" : shown(v)) }))],
+          legend: { markers: { dash: (_, n) => EDGES[(n - 1) % 4] } },
+          axes: [{ ...axis, values: (_, splits) => splits.map((s) => time(s * 1000, s * 1000)) }, { ...axis, size: 70, values: (_, values) => values.map(shown) }],
         },
         data,
         box.current,
