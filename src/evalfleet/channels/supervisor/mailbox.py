@@ -26,6 +26,7 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 import time
 import traceback
 
@@ -64,7 +65,8 @@ READ = 1 << 18
 SALT, MARK = 16, 32
 TURN = 64
 """Objects that are read before anything else is done."""
-LATE_S = 5.0
+LATE_S = 10.0
+"""So long a machine that ends may take to write what it has said last."""
 HTTP_S = 20.0
 CLOCKS_S = 60.0
 VERBS = ("put", "pack")
@@ -406,6 +408,10 @@ class Line:
         ends = self.over and not self.sent_end
         return bool(self.outbox) or ends or self.read - self.told_read >= WINDOW // 2
 
+    @property
+    def may_write(self) -> bool:
+        return self.owes and self.written - self.acknowledged < WINDOW
+
 
 class Relay:
     """Carries the lines of a machine's mailbox until told to stop. It keeps nothing: it lives as long as the
@@ -422,31 +428,48 @@ class Relay:
         self.lines: dict[str, Line] = {}
         self.number = 0
         self.look_at = self.retry_at = 0.0
-        self.stopping = False
+        self.stop_by: float | None = None
+        self.stopped = threading.Event()
+        self.wake, self.waker = socket.socketpair()
+        self.selector.register(self.wake, selectors.EVENT_READ)
 
     def run(self) -> None:
         """Until `stop`; whatever goes wrong with one line, or with the store, the others go on."""
-        while not self.stopping:
+        while not self.is_done():
             try:
                 self.turn()
             except Exception:
                 traceback.print_exc()
                 time.sleep(self.pace.slow_s)  # should it come again and again
+        self.stopped.set()
 
     def stop(self, patience_s: float = LATE_S) -> None:
         """By whoever runs it in a thread: what was said before is written, if the store takes it."""
-        until = time.monotonic() + patience_s
-        while any(line.owes for line in list(self.lines.values())) and time.monotonic() < until:
-            time.sleep(0.01)
-        self.stopping = True
+        self.stop_by = time.monotonic() + patience_s
+        self.waker.send(b"!")
+        self.stopped.wait(patience_s)
+
+    def is_done(self) -> bool:
+        """Was it told to stop, and is everything written that was said before? What a supervisor said last
+        may still be in its socket: while the store was asked, nobody has read it."""
+        if self.stop_by is None:
+            return False
+        for line in self.lines.values():
+            line.due = 0.0  # nothing will come that it could go with
+        unread = any(key.data is not None for key, _ in self.selector.select(0.0))
+        owes = any(line.owes for line in self.lines.values())
+        return time.monotonic() > self.stop_by or not (unread or owes)
 
     def turn(self) -> None:
         now = time.monotonic()
-        due = min(
-            [self.look_at, *(max(line.due, self.retry_at) for line in self.lines.values() if line.owes)]
-        )
+        # a line whose reader is too far behind waits for a look, not for its turn
+        dues = [max(line.due, self.retry_at) for line in self.lines.values() if line.may_write]
+        due = min([self.look_at, *dues])
         for key, events in self.selector.select(max(due - now, 0.0)):
-            self.on_ready(key.data, events)
+            if key.data is None:
+                self.wake.recv(1)
+            else:
+                self.on_ready(key.data, events)
         now = time.monotonic()
         if now >= self.look_at:
             try:
@@ -590,7 +613,7 @@ class Relay:
 
     def write(self, now: float) -> None:
         for line in list(self.lines.values()):
-            while line.owes and now >= line.due and line.written - line.acknowledged < WINDOW:
+            while line.may_write and now >= line.due:
                 self.write_one(line)
             self.watch(line)
 

@@ -20,7 +20,7 @@ from .main import start
 
 TYPE_CHECKING = False  # importing typing would cost 3 ms
 if TYPE_CHECKING:
-    from typing import Any, NoReturn
+    from typing import IO, Any, NoReturn
 
     from .mailbox import Post
 
@@ -35,6 +35,7 @@ ALLOCATED, START, END, STOP = (f"{MARKS}/{name}" for name in ("allocated", "star
 """What is written down in the mailbox: when the node was had, that the pilot has begun, how it has ended, and
 that it is asked to leave."""
 STOP_S = 2.0
+LOCK_S = 0.5
 KVM_CREATE_VM = 0xAE01
 
 
@@ -51,7 +52,7 @@ def hold(folder: Path, seconds: float, post: Post | None, pace_s: tuple[float, f
     signal.signal(signal.SIGTERM, leave)
     os.environ["EVALFLEET_MACHINE"] = str(folder)
     os.environ["EVALFLEET_PILOT"] = "1"
-    relay = None if post is None else Relay(post, read_key(str(folder)), str(folder), *pace_s)
+    relay: Relay | None = None
     try:
         # a process that was forked would have the token, too
         problem = _start_apart(folder) if isinstance(post, HttpPost) else start(str(folder))
@@ -60,10 +61,11 @@ def hold(folder: Path, seconds: float, post: Post | None, pace_s: tuple[float, f
             return 1
         left_s = seconds - (time.monotonic() - began)
         order(folder, {"op": "expire", "seconds": left_s}, ORDER_S)
-        if relay is not None:
+        if post is not None:
+            relay = Relay(post, read_key(str(folder)), str(folder), *pace_s)
             threading.Thread(target=relay.run, daemon=True).start()
         with open(folder / "supervisor.lock", "r+b") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # it has the lock while it lives: at its expiry it leaves
+            _wait_for(lock)  # it has the lock while it lives: at its expiry it leaves
     except SystemExit:  # the service takes the node back: what runs is not to blame for its end
         with contextlib.suppress(OSError):
             order(folder, {"op": "evict"}, ORDER_S)
@@ -74,6 +76,16 @@ def hold(folder: Path, seconds: float, post: Post | None, pace_s: tuple[float, f
         if relay is not None:
             relay.stop()
     return 0
+
+
+def _wait_for(lock: IO[bytes]) -> None:
+    """Looks again and again: a signal that comes just before a call that blocks, or to another thread, would
+    be seen only once that returns."""
+    while True:
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(LOCK_S)
 
 
 def _start_apart(folder: Path) -> str:
