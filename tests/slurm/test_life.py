@@ -224,9 +224,11 @@ async def test_what_ends_within_the_grace_time_of_a_preemption_counts_and_the_re
         cluster.ask("scancel", urgent)
 
 
+@pytest.mark.parametrize("second", ["begins", "fails"])
 async def test_a_requeued_machine_is_evicted_and_its_next_start_does_nothing(
-    cluster: Cluster, tmp_path: Path
+    cluster: Cluster, tmp_path: Path, second: str
 ) -> None:
+    """Also if the second start fails before it can leave a mark, and for who looks only then."""
     async with site(cluster, tmp_path, sbatch=("--requeue",)) as at:
         channel = at.channel(await at.up())
         await at.start(channel)
@@ -235,13 +237,30 @@ async def test_a_requeued_machine_is_evicted_and_its_next_start_does_nothing(
         await at.until_in("evicted")
         assert await _told(ending) in ("evicted", "unreachable")
         assert at.why == "evicted"
+        if second == "fails":
+            for pilot in tmp_path.glob("shared/*/supervisor-*.py"):
+                pilot.unlink()
         cluster.ask("scontrol", "update", f"jobid={at.job}", "StartTime=now")  # else in two minutes
         name = f"evalfleet-{at.home_id}-{MACHINE}"
-        # it fails before it starts where Slurm has just revoked its credential
-        over = ("COMPLETED", "FAILED")
+        # it fails before it starts, too, where Slurm has just revoked its credential
+        over = ("COMPLETED", "FAILED") if second == "begins" else ("FAILED",)
         until(lambda: cluster.states()[name] in over, lambda: f"it started again: {cluster.states()}")
-        began_again = cluster.states()[name] == "COMPLETED"  # else it has left no mark of its second start
-        assert (await at.until_in("evicted" if began_again else "gone")).ran_s
+        assert (await at.until_in("evicted")).ran_s
+        late = at.new_place()
+        seen = await find(late, MACHINE)
+        assert seen is not None
+        assert seen.phase == "evicted", seen
+        await late.close()
+
+
+async def test_a_machine_that_is_made_again_is_not_the_one_before(cluster: Cluster, tmp_path: Path) -> None:
+    """Slurm still shows the job of the first one, which is over and has the same name."""
+    async with site(cluster, tmp_path) as at:
+        first = await at.up()
+        await at.place.delete(MACHINE)
+        assert cluster.states()[f"evalfleet-{at.home_id}-{MACHINE}"], "Slurm has forgotten it"
+        again = await at.up()
+        assert again.start != first.start
 
 
 async def test_a_machine_that_somebody_cancels_is_gone(cluster: Cluster, tmp_path: Path) -> None:

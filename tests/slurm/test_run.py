@@ -140,7 +140,7 @@ def test_squeue_is_asked_once_for_all_machines_and_no_more_often_than_poll_s(
     monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
     poll_s, machines = 1.5, [MachineId(f"r-abc123-{number}") for number in range(1, 4)]
     settings = SlurmSettings(folder=str(tmp_path / "shared"), poll_s=poll_s)
-    place = SlurmPlace.make("hpc", settings, PlaceContext(tmp_path, "0a1b2c", environ=cluster.environ))
+    place = SlurmPlace.make("hpc", settings, PlaceContext(tmp_path, "a5ced0", environ=cluster.environ))
 
     async def live() -> None:
         offer = await first_offer(place)
@@ -149,6 +149,7 @@ def test_squeue_is_asked_once_for_all_machines_and_no_more_often_than_poll_s(
         seen = await place.list("r")
         while not all(machine.phase == "up" for machine in seen):
             assert time.monotonic() < patience, seen
+            assert not any(machine.phase in ("gone", "evicted") for machine in seen), seen
             _, *_, seen = await asyncio.gather(*(place.list("r") for _ in range(20)))
         await asyncio.gather(*(place.delete(machine) for machine in machines))
         await place.close()

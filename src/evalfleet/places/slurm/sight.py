@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, cast
 from urllib.parse import unquote
@@ -40,6 +41,11 @@ class StartMark(Struct, frozen=True):
     @property
     def job(self) -> str:
         return self.start.partition(".")[0]
+
+    @property
+    def restarts(self) -> int:
+        count = self.start.partition(".")[2]
+        return int(count) if re.fullmatch("[0-9]{1,9}", count) else 0
 
 
 class MachineFolder(Struct, frozen=True):
@@ -192,7 +198,7 @@ class Sight(Struct, frozen=True):
         """`name`: its job's."""
         if folder.start is not None:
             return self._started(id, path, folder, folder.start)
-        job = self.queue.by_name.get(name)
+        job = self.queue.by_id.get(folder.job) or self.queue.by_name.get(name)
         if job is not None and job.waits and job.reason in NEVER_STARTS:
             why = f"Slurm will not start its job ({job.reason}); change `{NEVER_STARTS[job.reason]}`"
             return Machine(id, "gone", ran_s=0.0, detail=f"{why} of the place")
@@ -219,8 +225,10 @@ class Sight(Struct, frozen=True):
             # while it ends, Slurm does not say why yet
             up = folder.ran_s is None and job.state != "COMPLETING" and folder.listens and not folder.deleting
             return structs.replace(seen, phase="up" if up else "pending", ran_s=self._running_s(start, job))
-        # one that waits although it has run was requeued
-        taken_back = folder.restarted or (job is not None and (job.state in TAKEN_BACK or job.waits))
+        # one that waits although it has run was requeued, and so was one that has begun anew since
+        taken_back = folder.restarted or (
+            job is not None and (job.state in TAKEN_BACK or job.waits or job.restarts > start.restarts)
+        )
         return structs.replace(
             seen,
             phase="evicted" if taken_back else "gone",
