@@ -14,12 +14,14 @@ from typing import Any
 import pytest
 
 from evalfleet.errors import PlaceError
-from evalfleet.events import AttemptEnded, MachineAllocated, MachineCondemned, MachineQueued
+from evalfleet.events import AttemptEnded, MachineAllocated, MachineCondemned, MachineQueued, StopRequested
 from evalfleet.model import Cause, MachineId, Needs, Scored
 from evalfleet.places.slurm import SlurmPlace, SlurmSettings
 from evalfleet.ports import PlaceContext
 from evalfleet.testing.harness import first_offer
 from tests.desk import Desk
+from tests.e2e.harness import Fleet, task
+from tests.e2e.metered import PRICES, metered, serving_models
 from tests.waiting import PATIENCE_S, until
 
 from .cluster import Cluster
@@ -160,6 +162,33 @@ def test_squeue_is_asked_once_for_all_machines_and_no_more_often_than_poll_s(
     assert all(later - earlier > 0.5 * poll_s for earlier, later in itertools.pairwise(times)), times
     assert times[-1] - times[0] > 0.9 * poll_s * (len(times) - 1) - 1.0, times
     assert SlurmSettings(folder="shared").poll_s == 10.0, "the default is not kind to a cluster"
+
+
+def test_a_budget_that_is_used_up_cancels_the_jobs_and_says_why(cluster: Cluster, tmp_path: Path) -> None:
+    """Models and machines share it: a task needs 5 calls of $0.000796, and after two tasks little is left.
+    The jobs could have run for hours."""
+    fleet = Fleet.at(tmp_path / "f")
+    fleet.environ.update(cluster.environ)
+    hpc = '[places.hpc]\nkind = "slurm"\nfolder = "shared"\npoll_s = 0.2\nusd_per_hour = 0.0001\n'
+    with serving_models(tmp_path) as models:
+        many = [task(f"a_{n}", "[call() for _ in range(5)]; score(1)") for n in range(1, 6)]
+        metered(fleet, models, many, PRICES + hpc)
+        done = fleet.run("--on", "hpc", "--workers", "2", "--budget", "0.0104")
+        assert done.code == 3, done
+        spent_usd = models.usd()
+    results = fleet.results()
+    assert results["scored"] in (1, 2)
+    assert (results["broken"], results["unrun"]) == (0, 5 - results["scored"])
+    (stop,) = fleet.recorded(StopRequested)
+    assert stop.reason == "budget"
+    assert "the budget of $0.0104 is used up" in stop.detail
+    assert results["stop"]["detail"] == stop.detail
+    assert 0 < results["cost"]["machines_usd"] + spent_usd <= 0.0104 + 2 * 0.0008
+    begun = fleet.recorded(MachineAllocated)
+    states = cluster.states()
+    ended = {state for name, state in states.items() if name.endswith(tuple(it.machine for it in begun))}
+    assert ended == {"CANCELLED"}, states
+    nothing_left(cluster, tmp_path / "f")
 
 
 def test_what_another_home_has_left_is_shown_and_reaped(cluster: Cluster, tmp_path: Path) -> None:
