@@ -20,6 +20,7 @@ from tests.waiting import PATIENCE_S
 
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
 PATIENCE_MS = PATIENCE_S * 1000 / 4
+expect.set_options(timeout=PATIENCE_MS)  # else five seconds, which a busy computer may take for a click
 DESKTOP, PHONE, WIDE = (1280, 900), (390, 844), (2560, 1300)
 Scheme = Literal["light", "dark"]
 MARKUP = "<img src=x onerror=alert(1)>\"'`&amp;</script>"
@@ -166,8 +167,8 @@ class Looker:
 
     def shows(self) -> None:
         """The page is drawn: nothing on it is still to come."""
-        expect(self.page.locator("main h1")).to_be_visible(timeout=PATIENCE_MS)
-        expect(self.page.locator("main .skeleton")).to_have_count(0, timeout=PATIENCE_MS)
+        expect(self.page.locator("main h1")).to_be_visible()
+        expect(self.page.locator("main .skeleton")).to_have_count(0)
 
     def has_no_markup_of_others(self) -> None:
         """Nothing that somebody wrote into a run is an element of the page."""

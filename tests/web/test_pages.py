@@ -22,7 +22,6 @@ from tests.web.looking import (
     DESKTOP,
     MARKUP,
     NASTY,
-    PATIENCE_MS,
     PHONE,
     WIDE,
     Scheme,
@@ -280,11 +279,11 @@ def test_a_page_follows_its_run_through_cuts_a_new_server_and_a_new_controller(
     with looker(browser, opened) as looks:
         page = looks.go("/runs/r", wire.port)
         dot = page.locator(".head .dot-box")
-        expect(dot).to_have_text("live", timeout=PATIENCE_MS)
+        expect(dot).to_have_text("live")
         expect(chip(page, "running")).to_contain_text("3")
         # somebody looks at the log of an attempt that runs, and at the wall
         go(page, "/runs/r/tasks/a")
-        expect(page.locator(".log-panel pre")).to_contain_text("begun", timeout=PATIENCE_MS)
+        expect(page.locator(".log-panel pre")).to_contain_text("begun")
         go(page, "/runs/r/wall")
         screen = (
             "(width) => [...document.querySelectorAll('.wall img')].some((i) => i.naturalWidth === width)"
@@ -294,36 +293,36 @@ def test_a_page_follows_its_run_through_cuts_a_new_server_and_a_new_controller(
         page.wait_for_function(screen, arg=320)
         go(page, "/runs/r")
         # the wire is cut while the server lives: what was missed is asked for by the last event's number
-        expect(dot).to_have_text("live", timeout=PATIENCE_MS)
+        expect(dot).to_have_text("live")
         wire.asked.clear()
         wire.cut()
-        expect(dot).to_contain_text("disconnected", timeout=PATIENCE_MS)
+        expect(dot).to_contain_text("disconnected")
         live.open_gate("2")
         until(lambda: live.recorded(AttemptCollected), "the end of a task")
         wire.mend()
-        expect(chip(page, "pass")).to_contain_text("1", timeout=PATIENCE_MS)
-        expect(dot).to_have_text("live", timeout=PATIENCE_MS)
+        expect(chip(page, "pass")).to_contain_text("1")
+        expect(dot).to_have_text("live")
         asked = b"".join(wire.asked)
         assert re.search(rb"(?i)last-event-id: [0-9]", asked), asked
         assert b"GET /api/runs/r HTTP" not in asked, "all of it was asked for again"
         # the server goes, and another one comes in its place
         opened.process.kill()
-        expect(dot).to_contain_text("disconnected", timeout=PATIENCE_MS)
+        expect(dot).to_contain_text("disconnected")
         # meanwhile the run loses its controller, and another of its tasks ends
         run.kill()
         live.open_gate("3")
         again = live.start("serve", "--port", str(opened.port))
-        expect(dot).to_have_text("nobody works on it", timeout=PATIENCE_MS)
+        expect(dot).to_have_text("nobody works on it")
         # somebody takes it over
         resumed = live.start("resume", "r")
-        expect(dot).to_have_text("live", timeout=PATIENCE_MS)
-        expect(chip(page, "fail")).to_contain_text("1", timeout=PATIENCE_MS)
+        expect(dot).to_have_text("live")
+        expect(chip(page, "fail")).to_contain_text("1")
         live.open_gate("4")
         resumed.wait()
-        expect(dot).to_have_text("over", timeout=PATIENCE_MS)
-        expect(page.locator(".figures")).to_contain_text("3 of 3", timeout=PATIENCE_MS)
+        expect(dot).to_have_text("over")
+        expect(page.locator(".figures")).to_contain_text("3 of 3")
         live.say("rm", "r", "--yes")
-        expect(page.locator(".problem")).to_contain_text("removed", timeout=PATIENCE_MS)
+        expect(page.locator(".problem")).to_contain_text("removed")
         again.interrupt()
         again.wait()
     wire.close()
@@ -357,7 +356,7 @@ def test_the_wall_shows_every_machine_as_it_was_less_than_ten_seconds_ago(
         expect(page.locator(".wall li").first).to_contain_text("old")
         live.open_gate(*map(str, rounds), "end")
         run.wait()
-        expect(page.locator(".wall li")).to_have_count(0, timeout=PATIENCE_MS)
+        expect(page.locator(".wall li")).to_have_count(0)
     assert min(late) < 10, late
     opened.process.interrupt()
     opened.process.wait()
@@ -369,7 +368,7 @@ def test_a_run_is_steered_from_its_page_and_the_journal_tells_it(live: Fleet, br
     opened, shared = dashboard(live), dashboard(live, "--read-only")
     with looker(browser, shared) as looks:
         page = looks.go("/runs/r")
-        expect(page.locator(".head .dot-box")).to_have_text("live", timeout=PATIENCE_MS)
+        expect(page.locator(".head .dot-box")).to_have_text("live")
         assert page.get_by_role("button", name="pause").count() == 0
     with looker(browser, opened) as looks:
         page = looks.go("/runs/r")
@@ -378,7 +377,7 @@ def test_a_run_is_steered_from_its_page_and_the_journal_tells_it(live: Fleet, br
         expect(asked).to_contain_text("pause r?")
         asked.get_by_role("textbox").fill("<b>to look</b>")
         asked.get_by_role("button", name="pause r").click()
-        expect(page.locator(".head .tag")).to_have_text("paused", timeout=PATIENCE_MS)
+        expect(page.locator(".head .tag")).to_have_text("paused")
         (steered,) = live.recorded(RunSteered)
         assert "<b>to look</b>" in str(steered)
         assert Axe().run(page).violations_count == 0
@@ -386,7 +385,7 @@ def test_a_run_is_steered_from_its_page_and_the_journal_tells_it(live: Fleet, br
         run.wait()
         # what was waiting when the run ended is called so nowhere, and the filter finds what it counts
         unrun = chip(page, "unrun")
-        expect(unrun).to_contain_text("3", timeout=PATIENCE_MS)
+        expect(unrun).to_contain_text("3")
         unrun.click()
         expect(page.locator(".grid-body .grid-row")).to_have_count(3)
         expect(chip(page, "waiting")).to_have_count(0)
@@ -406,9 +405,9 @@ def test_a_large_run_is_shown_and_then_its_damage_is_told(tmp_path: Path, browse
         looks.go("/runs/r")
         expect(looks.page.locator(".grid-body .grid-row")).to_have_count(1)
         problem = looks.page.locator(".problem")
-        expect(problem).to_contain_text("event 5000 of 'r' is not as it was written", timeout=PATIENCE_MS)
+        expect(problem).to_contain_text("event 5000 of 'r' is not as it was written")
         looks.page.reload()
-        expect(problem).to_contain_text("event 5000", timeout=PATIENCE_MS)
+        expect(problem).to_contain_text("event 5000")
     opened.process.interrupt()
     opened.process.wait()
     fleet.sweep()

@@ -17,7 +17,7 @@ from playwright.sync_api import Browser, expect
 
 from tests.e2e.dashboard import dashboard
 from tests.e2e.harness import Fleet, task
-from tests.web.looking import PATIENCE_MS, looker
+from tests.web.looking import looker
 
 BENCHMARK = """
 from evalfleet.benchmarks.command import CommandBenchmark
@@ -134,12 +134,12 @@ def test_a_screen_opens_on_a_port_of_its_own_and_gets_nothing_of_the_dashboards(
         page = looks.go("/runs/r/machines/worker-1")
         page.get_by_role("button", name="screen by VNC").click()
         link = page.get_by_role("link", name="open its screen")
-        expect(link).to_be_visible(timeout=PATIENCE_MS)
+        expect(link).to_be_visible()
         with page.context.expect_page() as opening:
             link.click()
         screen = opening.value
-        expect(screen.locator("#screen")).to_have_text("1024 x 768 <b>desk</b>", timeout=PATIENCE_MS)
-        expect(screen.locator("#stolen")).to_have_text("refused", timeout=PATIENCE_MS)
+        expect(screen.locator("#screen")).to_have_text("1024 x 768 <b>desk</b>")
+        expect(screen.locator("#stolen")).to_have_text("refused")
         assert screen.evaluate("[window.opener, document.cookie]") == [None, ""]
         assert screen.url.startswith("http://localhost:")
         assert str(desktop.port) not in screen.url, "by a tunnel"
