@@ -169,11 +169,12 @@ class JailedRun:
 
 class ProcessNodes:
     """Nodes of which there is nothing but their tasks, which are processes of this computer: for pilots that
-    are reached by mailboxes. `environ`: what tasks find besides what Batch tells them."""
+    are reached by mailboxes. `environ`: what tasks find besides what Batch tells them. `within`: what enters
+    the network that they are in."""
 
-    def __init__(self) -> None:
+    def __init__(self, within: Sequence[str] = ()) -> None:
         self.environ: dict[str, str] = {}
-        self._processes = Processes()
+        self._processes = Processes(within=within)
         self._runs: dict[str, dict[str, JailedRun]] = {}
         """By node and folder."""
 

@@ -13,6 +13,7 @@ from urllib.parse import unquote
 
 from aiohttp import web
 
+from evalfleet.lab.network import GATEWAY
 from standins.azure.blobs import BlobStorage
 from standins.azure.entra import EntraServer, EntraStandIn
 from standins.azure.identity import Identity
@@ -90,7 +91,8 @@ async def _body(request: web.Request) -> dict[str, object]:
 
 
 class StandIn(EntraStandIn):
-    """The stand-in for one Batch account. Tests set faults and the like through `service`, or with `do`."""
+    """The stand-in for one Batch account. Tests set faults and the like through `service`, or with `do`.
+    `beside`: that for the rest of Azure, if clients sign in to both; it shares the network of its hosts."""
 
     account, region = ACCOUNT, REGION
     _serves_blobs = False
@@ -100,16 +102,21 @@ class StandIn(EntraStandIn):
         machines: Machines | None = None,
         *,
         nodes: ProcessNodes | None = None,
+        beside: EntraStandIn | None = None,
         timing: Timing | None = None,
         speed: float = 1.0,
         seed: int = 0,
     ) -> None:
         super().__init__("azure-batch", machines, speed)
+        if beside is not None:
+            self.identity, self._lab = beside.identity, beside.hosts.lab
         own = LabNodes(machines) if isinstance(machines, Hosts) else Paper()
         self.service = Service(self.clock, nodes or own, timing or Timing(), seed)
         self.storage = BlobStorage(time.time, self.identity)  # by the clock that `Date` tells
         self._storage_socket = socket.create_server((LOOPBACK, 0), backlog=1024)
-        self.storage_endpoint = f"https://{LOOPBACK}:{self._storage_socket.getsockname()[1]}"
+        self._storage_port: int = self._storage_socket.getsockname()[1]
+        self.storage_endpoint = f"https://{LOOPBACK}:{self._storage_port}"
+        self.storage_endpoint_inside = f"https://{GATEWAY}:{self._storage_port}"
         self.storage.script = self._script
         if nodes is not None:
             nodes.environ = {"SSL_CERT_FILE": str(self.ca)}
@@ -120,6 +127,10 @@ class StandIn(EntraStandIn):
         if context is not None and not self._serves_blobs:
             self._serves_blobs = True
             await self.storage.listen(self._storage_socket, context)
+            if self._lab is not None:
+                inside = self._lab.socket()
+                inside.bind((GATEWAY, self._storage_port))
+                await self.storage.listen(inside, context)
 
     async def _listen_metadata(self, sock: socket.socket, hosts: Hosts) -> None:
         sock.close()  # nodes are told nothing there

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -98,10 +98,12 @@ class ProcessRun:
 
 
 class Processes:
-    """Containers that are processes of this computer."""
+    """Containers that are processes of this computer. `within`: what enters the network that they are in."""
 
-    def __init__(self, path: str = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin") -> None:
-        self.path = path
+    def __init__(
+        self, path: str = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", within: Sequence[str] = ()
+    ) -> None:
+        self.path, self._within = path, tuple(within)
         self._running: set[ProcessRun] = set()
 
     @staticmethod
@@ -117,7 +119,7 @@ class Processes:
         folder = tempfile.TemporaryDirectory(prefix="azure-ml-job-", ignore_cleanup_errors=True)
         with open(Path(folder.name) / "std_log.txt", "wb") as log:
             process = await asyncio.create_subprocess_exec(
-                *(*_own_namespace(), "sh", "-c", command),
+                *(*self._within, *_own_namespace(), "sh", "-c", command),
                 cwd=folder.name,
                 env={"PATH": self.path, "HOME": folder.name, "TMPDIR": folder.name, **environ},
                 stdin=subprocess.DEVNULL,

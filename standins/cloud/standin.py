@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from evalfleet.lab import Lab
 from evalfleet.lab.network import GATEWAY
 
 from . import tls
@@ -39,6 +40,7 @@ class CloudStandIn(ABC):
     def __init__(self, name: str, machines: Machines | None, speed: float) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix=f"{name}-stand-in-")
         self._machines = machines or Records()
+        self._lab: Lab | None = machines.lab if isinstance(machines, Hosts) else None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name=f"{name}-stand-in")
         self._ready = threading.Event()
@@ -115,10 +117,11 @@ class CloudStandIn(ABC):
         contexts = (self._tls, None)
         for sock, context in zip(self._sockets, contexts, strict=True):
             await self._listen(sock, context)
+        if self._lab is not None:
+            for port, context in zip(self._ports, contexts, strict=True):
+                await self._listen(_bound(self._lab.socket(), GATEWAY, port), context)
         if isinstance(self._machines, Hosts):
             hosts = self._machines
-            for port, context in zip(self._ports, contexts, strict=True):
-                await self._listen(_bound(hosts.lab.socket(), GATEWAY, port), context)
             await self._listen_metadata(_bound(hosts.lab.socket(), METADATA, 80), hosts)
         self._ready.set()
         try:

@@ -9,10 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from evalfleet.events import CircuitChanged, Event, MachineCondemned, decode, encode
+from evalfleet.events import CircuitChanged, Event, MachineCondemned, RunEnded, RunResumed, decode, encode
 from evalfleet.model import Cause, Offer, Plan, after
 from evalfleet.policy.tiers import in_order
 from evalfleet.state import Circuit, RunState, apply
+from evalfleet.views.notable import by_place
 
 from .runs import Run
 
@@ -234,3 +235,24 @@ def test_a_place_where_nothing_is_ready_for_ten_minutes_is_left_after_one_machin
     decided = run.lose(next(iter(run.state.coming)), Cause.BOOT)
     assert changes(decided) == [("mine", "open")]
     assert places_of(run) == {"cloud": 1}
+
+
+def test_what_ran_where_is_told_of_the_whole_run_also_after_one_that_had_stopped_is_resumed() -> None:
+    run = two_places(workers=2)
+    run.ready()
+    run.lose(next(iter(run.state.ready)), Cause.BOOT)
+    fail_until_left(run)
+    run.ready()
+    run.score(next(a.id for a in run.state.attempts.values() if a.outcome is None))
+    before = by_place(run.state, run.now)
+    apply(run.state, run.now, RunEnded("stopped"))
+    apply(run.state, run.now, RunResumed())
+    after_it = by_place(run.state, run.now)
+    counts = ("machines", "failed_machines", "attempts", "scored", "broken")
+    assert [[use[key] for key in counts] for use in after_it] == [  # type: ignore[literal-required]
+        [use[key] for key in counts]  # type: ignore[literal-required]
+        for use in before
+    ]
+    mine, cloud = after_it
+    assert (mine["failed_machines"], mine["scored"], cloud["scored"]) == (1, 0, 1)
+    assert (mine["circuit"], mine["changes"][-1]["phase"]) == ("closed", "open"), "it is tried anew"

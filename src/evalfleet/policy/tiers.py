@@ -77,7 +77,8 @@ def _judged(
         return _opened(state, now, place, circuit, why)
     if circuit.phase == "closed":
         if _rising(circuit) and _elsewhere(state, offers, place):
-            return CircuitChanged(place, "draining", f"{_recently(circuit)}, more than before")
+            why = f"{_recently(circuit)}, more than before; the last one, {circuit.last_failure}"
+            return CircuitChanged(place, "draining", why)
         return None
     if sum(circuit.recent) < RISING - 1:
         return CircuitChanged(place, "closed", "it does well again")

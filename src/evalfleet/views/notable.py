@@ -62,6 +62,7 @@ def notices(state: RunState, records: Sequence[ev.Record]) -> Iterator[Notice]:
 
 
 MOST_REQUESTED = 3
+_NO_FAULT = (None, Cause.CANCELLED, Cause.PROVISIONING)
 WHOLE = 2000
 """Characters of what a place says: the longest host key, which is to be pasted, is not cut."""
 
@@ -343,31 +344,41 @@ def together(lines: list[Notice]) -> str:
     return "; ".join(part for part in parts if part)
 
 
+def _has_failed(machine: MachineState) -> bool:
+    """Was it given up for a fault? Who is refused a machine has none, and spot machines are only lent."""
+    if machine.phase not in ("condemned", "deleted") or machine.cause in _NO_FAULT:
+        return False
+    return machine.cause is not Cause.EVICTED or not machine.offer.spot
+
+
 def by_place(state: RunState, now: Micros) -> list[documents.PlaceUse]:
     """What ran at each place, in the order in which they are tried; why they were left."""
     names = dict.fromkeys((*state.plan.places, *state.circuits))
     machines: dict[str, list[MachineState]] = {name: [] for name in names}
     for machine in state.machines.values():
         machines[machine.offer.place].append(machine)
-    broken = Counter(
-        state.machines[attempt.machine].offer.place
+    ends = Counter(
+        (state.machines[attempt.machine].offer.place, isinstance(attempt.outcome, Broken))
         for attempt in state.attempts.values()
-        if isinstance(attempt.outcome, Broken)
+        if attempt.outcome is not None
     )
-    return [_place_use(state, now, name, machines[name], broken[name]) for name in names]
+    return [
+        _place_use(state, now, each, machines[each], ends[each, False], ends[each, True]) for each in names
+    ]
 
 
 def _place_use(
-    state: RunState, now: Micros, place: str, machines: Sequence[MachineState], broken: int
+    state: RunState, now: Micros, place: str, machines: Sequence[MachineState], scored: int, broken: int
 ) -> documents.PlaceUse:
+    """Of the whole run: its circuit begins to count anew when a run that had stopped is resumed."""
     circuit = state.circuits.get(place, Circuit())
     paid = sum(machine.closed_usd + machine.open_usd(now) for machine in machines)
     return {
         "place": place,
         "machines": len(machines),
-        "failed_machines": circuit.failed_machines,
+        "failed_machines": sum(map(_has_failed, machines)),
         "attempts": sum(machine.attempts for machine in machines),
-        "scored": circuit.proofs,
+        "scored": scored,
         "broken": broken,
         "machines_usd": round(paid, 6),
         "circuit": circuit.phase,
