@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -250,6 +251,17 @@ def test_paths_can_be_masked_and_exposed(tmp_path: Path) -> None:
     assert done.stdout == "seen"
     assert "Read-only file system" in done.stderr
     assert done.stderr.count("No such file or directory") == 2
+
+
+def test_what_lies_in_a_hidden_directory_can_be_exposed_alone() -> None:
+    with tempfile.TemporaryDirectory(dir="/var/lib") as hidden:
+        shown = Path(hidden) / "shown"
+        shown.mkdir()
+        (shown / "file").write_text("seen")
+        (Path(hidden) / "not shown").write_text("secret")
+        with Lab.create(1, mask=[Path(hidden)], expose=[shown]) as made:
+            done = ssh(made, made.hosts[0], f"cat {shown}/file; ls {hidden}")
+    assert (done.stdout, done.stderr) == ("seenshown\n", "")
 
 
 def test_without_root_it_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,7 +80,7 @@ class Base:
         (self.path / "etc/ssh/sshd_config").write_text(server_config(self.rootfs))
         (self.path / "etc/resolv.conf").write_text("")
         for place in expose:
-            (self.path / str(place).lstrip("/")).mkdir(parents=True, exist_ok=True)
+            self._make_room(Path(str(place).lstrip("/")))
         self._directory(self.rootfs_path(Path("sbin")))
         shutil.copyfile(INIT, self.path / self.rootfs_path(Path("sbin")) / "lab-init")
 
@@ -127,6 +127,13 @@ class Base:
         os.chown(ours, 0, 0)
         ours.chmod(mode)
         os.setxattr(ours, OPAQUE, b"y")
+
+    def _make_room(self, path: Path) -> None:
+        """A directory to show something in; one above it that is hidden is there then, and otherwise empty."""
+        for part in [*reversed(path.parents[:-1]), path]:
+            if os.path.lexists(self.path / part) and not (self.path / part).is_dir():
+                self._fresh(part, 0o755)
+        (self.path / path).mkdir(parents=True, exist_ok=True)
 
     def _devices(self) -> None:
         # made here once rather than by each host, which costs 10 ms
