@@ -36,12 +36,12 @@ COUNTED = (
     "requests: of both ends to the store, an attempt; idle_requests_a_minute: of a machine with nothing to do"
 )
 SERVER = """\
-import json, sys, tempfile
+import json, sys
 from pathlib import Path
 from standins.gcs import CloudStorage
 from tests.mailboxes import cloud_storage
-with tempfile.TemporaryDirectory() as folder, CloudStorage("bucket") as storage:
-    print(json.dumps(cloud_storage(storage, Path(folder))), flush=True)
+with CloudStorage("bucket") as storage:
+    print(json.dumps(cloud_storage(storage, Path(sys.argv[1]))), flush=True)
     for line in sys.stdin:
         print(len(storage.requests), flush=True)
 """
@@ -51,7 +51,7 @@ def run(quick: bool) -> Result:
     machines, attempts = (2, 2) if quick else (MACHINES, ATTEMPTS)
     with tempfile.TemporaryDirectory(prefix="evalfleet-bench-", dir="/tmp") as name:
         folder = asyncio.run(_measure_folder(Path(name), machines, attempts))
-        with _storage() as storage:
+        with _storage(Path(name)) as storage:
             bucket = asyncio.run(_measure_bucket(Path(name), storage, machines, attempts))
     figures: Figures = {
         "machines": machines,
@@ -86,8 +86,9 @@ class Storage:
 
 
 @contextmanager
-def _storage() -> Iterator[Storage]:
-    argv = [sys.executable, "-c", SERVER]
+def _storage(folder: Path) -> Iterator[Storage]:
+    """The stand-in, with its key in a folder that is removed by whoever made it: the process is killed."""
+    argv = [sys.executable, "-c", SERVER, str(folder)]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield Storage(process)
