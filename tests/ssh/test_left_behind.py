@@ -20,9 +20,10 @@ from evalfleet.channels.ssh.target import HostRefused
 from evalfleet.errors import PlaceError
 from evalfleet.model import AttemptId, MachineId, Needs
 from evalfleet.places.ssh.examination import MOST_REFUSALS, NEVER, HostHealth
+from evalfleet.places.ssh.fleet import MADE_AGAIN_S, MOST_REMOVALS
 from evalfleet.ports import Hosts
 from tests.desk import Desk
-from tests.waiting import PATIENCE_S, SLOWNESS, until
+from tests.waiting import PATIENCE_S, slowness, until
 
 from .fleet import Fleet, bring_up, fleet
 from .test_channel import machine, shell
@@ -108,6 +109,44 @@ async def test_a_folder_that_is_made_again_and_again_ends_its_removal(tmp_path: 
             await place.close()
 
 
+@pytest.mark.parametrize("made_again_s", [0.0, MADE_AGAIN_S])
+async def test_a_folder_that_is_made_again_while_nobody_looks_is_no_machine(
+    hosts: Fleet, monkeypatch: pytest.MonkeyPatch, made_again_s: float
+) -> None:
+    """It is told once, also if its host was looked at between its last removal and its return."""
+    monkeypatch.setattr("evalfleet.places.ssh.fleet.MADE_AGAIN_S", made_again_s)
+    place = hosts.place()
+    made = await bring_up(place)
+    ours = host_of(hosts, made.address).machine(made.id)
+    for _ in range(MOST_REMOVALS):
+        ours.mkdir(parents=True, exist_ok=True)
+        assert [each.id for each in await place.list("pool")] == [made.id]
+        await place.delete(made.id)
+    assert await place.list("pool") == ()
+    assert len(place.remains()) == bool(made_again_s)
+    ours.mkdir(parents=True)
+    assert await place.list("pool") == ()
+    assert len(place.remains()) == 1
+    await place.close()
+    shutil.rmtree(host_of(hosts, made.address).ours)
+    heir = hosts.place()
+    assert await heir.list("pool") == ()
+    assert heir.remains() == []
+    await heir.close()
+
+
+async def test_a_machine_that_is_made_and_deleted_many_times_is_not_made_again_by_others(
+    hosts: Fleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = hosts.place()
+    for _ in range(MOST_REMOVALS + 1):
+        made = await bring_up(place)
+        await place.delete(made.id)
+    assert place.remains() == []
+    assert "is made again" not in caplog.text
+    await place.close()
+
+
 def test_a_run_tells_within_a_minute_what_it_cannot_clean_up_ends_and_machines_lists_it(
     tmp_path: Path,
 ) -> None:
@@ -133,7 +172,7 @@ def test_a_run_tells_within_a_minute_what_it_cannot_clean_up_ends_and_machines_l
             (tmp_path / "go").touch()
             freed = time.monotonic()
             until(lambda: run.said.count("; by hand: ssh ") == 2, lambda: f"both to be told: {run.said}")
-            assert time.monotonic() - freed < 60 * SLOWNESS
+            assert time.monotonic() - freed < 60 * slowness()
             assert run.wait().code == 0, run.said
 
             def listed() -> bool:
@@ -230,7 +269,7 @@ def test_a_run_tells_within_a_minute_that_files_stopped_coming_and_ends_with_the
     until(lambda: "t_1 on" in run.said, lambda: f"the score: {run.said}")
     scored = time.monotonic()
     until(lambda: "artefacts of t_1" in run.said, lambda: f"what hangs to be told: {run.said}")
-    assert time.monotonic() - scored < 60.0 * SLOWNESS
+    assert time.monotonic() - scored < 60.0 * slowness()
     done = run.wait()
     assert done.code == 0, done.said
     assert "are not complete: " in done.said

@@ -129,7 +129,7 @@ class Base:
         os.setxattr(ours, OPAQUE, b"y")
 
     def _make_room(self, path: Path) -> None:
-        """A directory to show something in; one above it that is hidden is there then, and otherwise empty."""
+        """A directory to show something in; what is hidden above it is there then, and otherwise empty."""
         for part in [*reversed(path.parents[:-1]), path]:
             if os.path.lexists(self.path / part) and not (self.path / part).is_dir():
                 self._fresh(part, 0o755)

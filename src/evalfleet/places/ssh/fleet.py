@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import shlex
 import time
 from collections import defaultdict
@@ -32,6 +33,8 @@ FRESH_S = 7.0
 """So long a heartbeat, sent every 5 s, proves that its machine is there: its host need not be asked."""
 MOST_REMOVALS = 4
 """If a machine's folder is there again after so many removals, somebody makes it again."""
+MADE_AGAIN_S = 10.0
+"""So long after its last removal a folder that is not there may only not have been made again yet."""
 MOST_TOLD, NAME_CAP = 10, 80
 NO_ANSWER = (HostDown, HostLost, HostRefused)
 
@@ -103,6 +106,7 @@ class HostFleet:
         self._removing: set[MachineId] = set()
         self._debts: dict[MachineId, asyncio.Task[None]] = {}
         self._removals: dict[MachineId, int] = {}
+        self._left_at: dict[MachineId, float] = {}
         self._looks: dict[str, asyncio.Task[Mapping[MachineId, bool] | None]] = {}
         self._scanning = False
         self._late: set[asyncio.Task[Mapping[MachineId, bool] | None]] = set()
@@ -182,6 +186,11 @@ class HostFleet:
         held = self.records.latest(machine)
         return held if held is not None and held.host in self.homes else None
 
+    def made(self, machine: MachineId) -> None:
+        """Note that it is there because we want it: removals of an earlier one say nothing about it."""
+        self._removals.pop(machine, None)
+        self.heard(machine)
+
     def heard(self, machine: MachineId) -> None:
         """Note that the machine's supervisor spoke."""
         self._heard[machine] = time.monotonic()
@@ -252,15 +261,23 @@ class HostFleet:
             machine = MachineId(unquote(sight.folder))
             if self.records.get(machine) is None and machine not in self._removing:
                 self.records.learn(machine, host, sight.expires_at)
+                self._doubt(machine)
         found = {MachineId(unquote(sight.folder)): sight.up for sight in shown}
         for held in self.records.on(host):
             if held.left:
-                if held.left.rpartition("/")[2] not in remains and held.machine not in found:
+                there = held.left.rpartition("/")[2] in remains or held.machine in found
+                if not there and time.monotonic() - self._left_at.get(held.machine, -math.inf) > MADE_AGAIN_S:
                     self.records.drop(held.machine)  # somebody has finished it by hand
                 found.pop(held.machine, None)
             elif held.deleting and held.machine not in self._removing:
                 self._settle(held, held.machine in found)
         return found
+
+    def _doubt(self, machine: MachineId) -> None:
+        """What is there again after its last removal is no machine, or a run would remove it for ever."""
+        held = self.records.latest(machine)
+        if held is not None and self._removals.get(machine, 0) >= MOST_REMOVALS:
+            self.records.leave(held, self.homes[held.host].path_of(machine))
 
     async def _list(self, host: str) -> list[SeenMachine]:
         shown = await self.homes[host].machines()
@@ -307,6 +324,7 @@ class HostFleet:
     def _leave(self, held: HostLease, left: str) -> None:
         """It counts as gone, as nothing of it runs; its host gets no other machine until the rest is gone."""
         self.records.leave(held, left)
+        self._left_at[held.machine] = time.monotonic()
         log.warning("%s: %s", held.machine, by_hand(structs.replace(held, left=left)))
 
     def _compare(self, held: HostLease, now: Mapping[str, str]) -> None:

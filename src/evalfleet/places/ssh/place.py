@@ -201,7 +201,7 @@ class SshPlace(Preflight):
             try:
                 async with self._creates:  # the first shall work soon, rather than all at the same time
                     await self._take(machine, offer.has, expires_s)
-                self._fleet.heard(machine)
+                self._fleet.made(machine)
             finally:
                 self._fleet.creating.discard(machine)
 
