@@ -7,6 +7,7 @@ import json
 import shutil
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,18 +142,38 @@ def test_a_bucket_that_may_only_be_read_and_credentials_of_nobody_are_refused(
     asyncio.run(use())
 
 
+class Hesitant(set[str]):
+    """Buckets that may only be read. Who wants to write there is refused later than the first one who did."""
+
+    def __init__(self, *buckets: str) -> None:
+        super().__init__(buckets)
+        self.asked: list[object] = []
+        self.answered: list[object] = []
+
+    def __contains__(self, bucket: object) -> bool:
+        self.asked.append(bucket)
+        if len(self.asked) > 1:
+            time.sleep(0.3)
+        refused = super().__contains__(bucket)
+        self.answered.append(bucket)
+        return refused
+
+
 def test_who_may_only_read_takes_nothing_over_and_the_run_goes_on(tmp_path: Path) -> None:
+    """Several objects are written to take it: none of them may be on its way when this has failed."""
+
     async def use(storage: CloudStorage) -> None:
         url, environ = "gs://bucket/x", storage.environ(tmp_path)
         planned(tmp_path / "first", url)
         journal = await opened(tmp_path / "first", url, environ)
         assert await write(journal, "a")
-        storage.read_only.add("bucket")
+        storage.read_only = hesitant = Hesitant("bucket")
         before = dict(storage.buckets["bucket"])
         with pytest.raises(StoreRefused, match="may not use it"):
             await opened(tmp_path / "second", url, environ, claims=True)
         assert storage.buckets["bucket"] == before
-        storage.read_only.clear()
+        hesitant.clear()
+        await until_seen(lambda: len(hesitant.asked) == len(hesitant.answered), "all have been answered")
         assert await write(journal, "b")
         second = await opened(tmp_path / "second", url, environ, claims=True)
         await asyncio.gather(journal.close(), second.close())

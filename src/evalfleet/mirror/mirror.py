@@ -128,7 +128,12 @@ class Mirror:
                 await self.sequence.create(JournalObject(header, ()))
                 self._claims.add(number)
 
-        await asyncio.gather(*(write(number) for number in numbers))
+        # All have ended before one that failed is told: else another one would take the run from its
+        # controller after we said that we could not.
+        ends = await asyncio.gather(*(write(number) for number in numbers), return_exceptions=True)
+        for end in ends:
+            if end is not None:
+                raise end
 
     async def bring(self) -> None:
         """Bring what the store has of the run, and this home has not. Raises RequestError or RunHeld.
