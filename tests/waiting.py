@@ -8,15 +8,32 @@ import signal
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from evalfleet.testing import Harness
 
 PATIENCE_S = 240.0
 """After so long a fact will not come true any more. Two such waits fit into pytest's own limit."""
 LOOK_S = 0.02
-SLOWNESS = min(max(os.getloadavg()[0] / (os.cpu_count() or 1), 1.0), 4.0)
-"""How many times longer things take here, now, than on an idle computer: for limits that a test gives to
-evalfleet itself, such as the silence after which a host is lost."""
 T = TypeVar("T")
+
+
+def slowness() -> float:
+    """How many times longer things take here, now, than on an idle computer.
+
+    It is for limits that a test gives to evalfleet itself, such as the silence after which a host is lost. It
+    is measured for each test anew: the tests themselves make a computer busy that was idle when they began.
+    """
+    return min(max(os.getloadavg()[0] / (os.cpu_count() or 1), 1.0), 4.0)
+
+
+def allow_for_load(harness: Harness) -> None:
+    """Give the jobs and machines of a contract's test as much more time as things take here, now."""
+    slow = slowness()
+    harness.unit_s *= slow
+    harness.silent_s *= slow
+    harness.boot_s *= slow
 
 
 def until(

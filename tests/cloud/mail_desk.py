@@ -16,7 +16,7 @@ from evalfleet.testing import ShellHarness
 from evalfleet.testing.harness import Kind
 from standins.cloud.meters import Meters
 from tests.desk import Desk
-from tests.waiting import PATIENCE_S, SLOWNESS, until, until_async
+from tests.waiting import PATIENCE_S, allow_for_load, until, until_async
 
 BENCH = """\
 name = "b"
@@ -116,13 +116,14 @@ class MailHarness(ShellHarness):
     """Its machines take seconds to start, and each word goes through the storage."""
 
     kind: Kind = "service"
-    unit_s = 3.0 * SLOWNESS
+    unit_s = 3.0
     silent_s = 30.0
     patience_s = PATIENCE_S
-    boot_s = 10.0 * SLOWNESS
+    boot_s = 10.0
 
     def __init__(self, service: JobService, make: Callable[[Path], Place]) -> None:
         super().__init__()
+        allow_for_load(self)
         self._service, self._make = service, make
 
     def make_place(self) -> Place:

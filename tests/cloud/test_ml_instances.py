@@ -24,7 +24,7 @@ from standins.cloud.hosts import Hosts
 from tests.cloud import ml_places
 from tests.cloud.ml_places import FAST, HOME, machine_id
 from tests.cloud.test_place_contract import CloudHarness
-from tests.waiting import SLOWNESS, until
+from tests.waiting import until
 
 CANNOT = Lab.missing()
 real_hosts = pytest.mark.skipif(CANNOT is not None, reason=f"NO TEST OF REAL HOSTS: {CANNOT}")
@@ -35,8 +35,8 @@ LIFE_S = 7200.0
 class InstanceHarness(CloudHarness):
     """Its machines tell their host key by a blob, and are let in by a script."""
 
-    unit_s = 0.8 * SLOWNESS
-    boot_s = 4.0 * SLOWNESS
+    unit_s = 0.8
+    boot_s = 4.0
 
 
 class InstanceMachines:

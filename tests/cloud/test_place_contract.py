@@ -19,7 +19,7 @@ from standins.cloud.hosts import Hosts
 from standins.cloud.standin import CloudStandIn
 from tests.cloud import batch_places, conftest, gce_places, places
 from tests.lab.marks import Marks, leave
-from tests.waiting import PATIENCE_S, SLOWNESS
+from tests.waiting import PATIENCE_S, allow_for_load
 
 CANNOT = Lab.missing()
 pytestmark = pytest.mark.skipif(CANNOT is not None, reason=f"NO TEST OF REAL HOSTS: {CANNOT}")
@@ -35,6 +35,7 @@ class CloudHarness(ShellHarness):
 
     def __init__(self, cloud: CloudStandIn, make: Callable[[Path], Place]) -> None:
         super().__init__()
+        allow_for_load(self)
         self._cloud, self._make = cloud, make
         self._left: collections.Counter[str] = collections.Counter()
         self._listener = Marks(cloud.hosts.lab.socket(), self._left)
@@ -63,8 +64,8 @@ class GceHarness(CloudHarness):
     """Its machines have their host keys and their limits a little later."""
 
     # their limit cannot be moved once they run: on a busy computer it must be further off from the start
-    unit_s = 0.6 * SLOWNESS
-    boot_s = 4.0 * SLOWNESS
+    unit_s = 0.6
+    boot_s = 4.0
 
 
 class TestAzurePlace(PlaceContract):

@@ -25,6 +25,7 @@ from tests.cloud.conftest import FAST
 from tests.cloud.desk import AzureDesk
 from tests.cloud.places import HOME, SIZE, offer, place
 from tests.cloud.rest import Rest, network
+from tests.waiting import PATIENCE_S, until_async, until_seen
 
 CANNOT = Lab.missing()
 pytestmark = pytest.mark.skipif(CANNOT is not None, reason=f"NO TEST OF REAL HOSTS: {CANNOT}")
@@ -82,7 +83,7 @@ async def says(made: AzurePlace, machine: Machine, script: str) -> str:
     """What people see who look into it."""
     argv = made.shell(machine, ("sh", "-c", script))
     done = await asyncio.to_thread(
-        subprocess.run, argv, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=30
+        subprocess.run, argv, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=PATIENCE_S
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -221,19 +222,17 @@ def test_a_create_whose_answer_is_lost_is_one_machine(azure: StandIn, tmp_path: 
 
 
 def test_a_create_that_lands_late_is_found_and_deleted(azure: StandIn, tmp_path: Path) -> None:
-    azure.faults.add(Late(2.0), method="PUT", path="deployments")
+    azure.faults.add(Late(60.0), method="PUT", path="deployments")
 
     async def work(made: AzurePlace) -> None:
         creating = asyncio.create_task(made.create(ONE, offer(), LONG_S))
-        while not azure.faults.met:
-            await asyncio.sleep(0.02)
+        await until_seen(lambda: azure.faults.met, "it was asked for")
         creating.cancel()
         await asyncio.gather(creating, return_exceptions=True)
         await made.delete(ONE)
-        assert await find(made, ONE) is None, "it came too soon for this test"
-        async with asyncio.timeout(30):
-            while await find(made, ONE) is None:
-                await asyncio.sleep(0.05)
+        assert await find(made, ONE) is None
+        azure.jump(61.0)
+        await until_async(lambda: find(made, ONE), "it has landed")
         await made.delete(ONE)
         assert await find(made, ONE) is None
 
@@ -243,8 +242,7 @@ def test_a_create_that_lands_late_is_found_and_deleted(azure: StandIn, tmp_path:
 def test_deleted_while_it_is_made(azure: StandIn, tmp_path: Path) -> None:
     async def work(made: AzurePlace) -> None:
         creating = asyncio.create_task(made.create(ONE, offer(), LONG_S))
-        while not azure.resources(VM):
-            await asyncio.sleep(0.02)
+        await until_seen(lambda: azure.resources(VM), "it is being made")
         await made.delete(ONE)
         assert await find(made, ONE) is None
         error = await raised(PlaceError, creating)
@@ -311,9 +309,7 @@ def test_a_dead_controllers_machine_is_stopped_by_azure_itself(cloud: StandIn, t
     async def main() -> None:
         await leave(place(cloud, tmp_path, inside=True))
         cloud.jump(LONG_S + 60)
-        async with asyncio.timeout(20):
-            while any(span.kind == "vm" for span in cloud.meters.running()):
-                await asyncio.sleep(0.05)
+        await until_seen(lambda: all(span.kind != "vm" for span in cloud.meters.running()), "it is stopped")
         made = place(cloud, tmp_path, inside=True)
         await made.delete(ONE)
         await made.close()
@@ -334,10 +330,12 @@ def test_a_spot_machine_that_azure_takes_back_is_evicted(azure: StandIn, tmp_pat
         (vm,) = azure.resources(VM)
         assert vm.properties["priority"] == "Spot"
         azure.evict(vm.id.name, notice_s=0.1)
-        async with asyncio.timeout(20):
-            while (seen := await find(made, ONE)) is None or seen.phase == "up":
-                await asyncio.sleep(0.05)
-        assert seen.phase == "evicted"
+
+        async def not_up() -> Machine | None:
+            seen = await find(made, ONE)
+            return seen if seen is not None and seen.phase != "up" else None
+
+        assert (await until_async(not_up, "it is taken back")).phase == "evicted"
 
     use(azure, tmp_path, work, spot=True)
 

@@ -25,7 +25,7 @@ from tests.cloud.desk import AzureDesk
 from tests.cloud.places import offer, place
 from tests.cloud.running import Sleepy, Stage, when
 from tests.cloud.test_place_life import says
-from tests.waiting import SLOWNESS
+from tests.waiting import slowness
 
 CANNOT = Lab.missing()
 pytestmark = pytest.mark.skipif(CANNOT is not None, reason=f"NO TEST OF REAL HOSTS: {CANNOT}")
@@ -100,7 +100,7 @@ def test_a_run_goes_on_elsewhere_while_a_machine_is_restarted(azure: StandIn, tm
         await when(lambda: state.machines[lost[0]].phase == "ready", "ready again")
 
     async def work(made: AzurePlace) -> None:
-        stage = Stage(made, tmp_path, 2, [12.0 * SLOWNESS] * 4)
+        stage = Stage(made, tmp_path, 2, [12.0 * slowness()] * 4)
         state = await stage.play(act)
         assert {known.status for known in state.tasks.values()} == {"scored"}
         assert len(state.machines) == 2, "nothing was replaced"
@@ -172,7 +172,7 @@ def test_a_notice_ends_the_attempt_as_evicted_when_its_place_confirms_it(
         await asyncio.to_thread(azure.evict, machine, notice_s)
 
     async def work(made: AzurePlace) -> None:
-        stage = Stage(made, tmp_path, 1, [3.0 * SLOWNESS])
+        stage = Stage(made, tmp_path, 1, [3.0 * slowness()])
         state = await stage.play(act)
         first, second = (attempt.outcome for attempt in state.attempts.values())
         assert isinstance(first, Broken)

@@ -16,7 +16,7 @@ from standins.azure.catalog import Restriction
 from tests.cloud.desk import AzureDesk
 from tests.cloud.places import GROUP, HOME, SIZE, examine, offer, place
 from tests.cloud.rest import Rest
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until_seen
 
 ONE = MachineId("pool-abc123-1")
 
@@ -166,11 +166,8 @@ def abandon(
     async def main() -> None:
         made = place(azure, home, for_pool=for_pool)
         creating = asyncio.create_task(made.create(machine, offer(), expires_s))
-        async with asyncio.timeout(30):
-            while not any(span.kind == "vm" for span in azure.meters.running()):
-                await asyncio.sleep(0.02)
-            while len(azure.resources("Microsoft.DevTestLab/schedules")) < 1:
-                await asyncio.sleep(0.02)
+        await until_seen(lambda: any(span.kind == "vm" for span in azure.meters.running()), "it costs money")
+        await until_seen(lambda: azure.resources("Microsoft.DevTestLab/schedules"), "its end is planned")
         creating.cancel()
         await asyncio.gather(creating, return_exceptions=True)
         await made.close()

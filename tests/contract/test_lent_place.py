@@ -23,7 +23,7 @@ from evalfleet.places.local import LocalPlace, LocalSettings
 from evalfleet.ports import Fence, Place
 from evalfleet.testing import ChannelContract, Harness, PlaceContract, ShellHarness
 from evalfleet.testing.harness import Kind, find, first_offer, promise, raised
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, allow_for_load
 
 MACHINES = 3
 EVER_S = 86_400.0
@@ -42,6 +42,7 @@ class LentHarness(ShellHarness):
 
     def __init__(self) -> None:
         super().__init__()
+        allow_for_load(self)
         self.store = Store.open(self.directory / "home")
         self.epochs: dict[str, int] = {}
         self.local = LocalPlace("local", LocalSettings(), self.store.home / ".machines")
@@ -119,9 +120,9 @@ class TestLentPlace(PlaceContract, ChannelContract):
         assert isinstance(h, LentHarness)
         mine, theirs = h.borrower("contract"), h.borrower("other")
         for n in range(1, MACHINES + 1):
-            await h.bring_up(mine, n, 0.5)
+            await h.bring_up(mine, n, 4 * h.unit_s)
             await mine.extend(h.machine_id(n), h.long_s)
-        await asyncio.sleep(0.6)
+        await h.wait(4.5)
         got = MachineId("other-abc123-1")
         err = await raised(PlaceError, theirs.create(got, await first_offer(theirs), h.long_s))
         assert err.transient

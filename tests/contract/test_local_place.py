@@ -5,12 +5,18 @@ from __future__ import annotations
 from evalfleet.places.local import LocalPlace, LocalSettings
 from evalfleet.ports import Place
 from evalfleet.testing import ChannelContract, Harness, PlaceContract, ShellHarness
+from tests.waiting import PATIENCE_S, allow_for_load
 
 
 class LocalHarness(ShellHarness):
     unit_s = 0.4
     silent_s = 3.0
+    patience_s = PATIENCE_S
     listed_when_expired = True  # its directory stays, with the results, until it is deleted
+
+    def __init__(self) -> None:
+        super().__init__()
+        allow_for_load(self)
 
     def make_place(self) -> Place:
         return LocalPlace("local", LocalSettings(), self.directory / "machines")

@@ -21,15 +21,17 @@ from evalfleet.testing.harness import raised
 from standins.gcs import CloudStorage
 from tests.azurite import azurite, signature
 from tests.mailboxes import MailboxPlace, Nodes, Store, StorePlace, cloud_storage
-from tests.waiting import PATIENCE_S, SLOWNESS, until_async
+from tests.waiting import PATIENCE_S, allow_for_load, slowness, until_async
 
 
 class MailboxHarness(ShellHarness):
-    unit_s = 0.4 * SLOWNESS
-    silent_s = 10.0 * SLOWNESS
+    unit_s = 0.4
+    silent_s = 10.0
+    patience_s = PATIENCE_S
 
     def __init__(self) -> None:
         super().__init__()
+        allow_for_load(self)
         self.nodes = Nodes(self.directory)
 
     def make_place(self) -> Place:
@@ -41,7 +43,7 @@ class MailboxHarness(ShellHarness):
 
 
 class StoreHarness(MailboxHarness):
-    unit_s = 1.0 * SLOWNESS  # a job must last until another controller has got through
+    unit_s = 1.0  # a job must last until another controller has got through
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,7 +83,7 @@ class TestAllOfStore(ChannelContract):
 class BlobHarness(MailboxHarness):
     """A bucket of another cloud, with a signature that allows to read and to create, and nothing else."""
 
-    unit_s = 1.0 * SLOWNESS
+    unit_s = 1.0
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         super().__init__()
@@ -169,7 +171,7 @@ def in_world(test: Callable[[World], Awaitable[None]]) -> Callable[[], None]:
 @in_world
 async def test_a_mailbox_that_is_away_ends_nothing_that_runs(world: World) -> None:
     """Longer than the channel is silent: it says so, and the next one finds the attempt as it was."""
-    world.harness.silent_s = 1.5 * SLOWNESS
+    world.harness.silent_s = 1.5 * slowness()
     channel = await world.channel()
     await channel.start(world.job("t.0", mark="began", seconds=3.0, score=1.0))
     await until_async(lambda: world.harness.marks("began"), "the job began")

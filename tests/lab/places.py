@@ -20,7 +20,7 @@ from evalfleet.ports import Place, PlaceContext
 from evalfleet.testing import ShellHarness
 from tests.desk import Desk, Process
 from tests.lab.marks import Marks, leave
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import PATIENCE_S, allow_for_load, until
 
 HOME_ID = "abc123"
 MARKS_PORT = 7  # commands name it before their network is there, in which nobody else has it
@@ -87,6 +87,7 @@ class LabHarness(ShellHarness):
 
     def __init__(self) -> None:
         super().__init__()
+        allow_for_load(self)
         self._home = self.directory / "home-of-place"
         self._left: collections.Counter[str] = collections.Counter()
         self._listeners: dict[str, Marks] = {}

@@ -33,7 +33,7 @@ from tests.lab.places import (
     make_place,
     record_of,
 )
-from tests.waiting import PATIENCE_S, SLOWNESS, until
+from tests.waiting import PATIENCE_S, slowness, until
 
 MACHINE = MachineId("pool-abc123-1")
 
@@ -165,7 +165,7 @@ def bring_up(home: Path, expires_s: float = 600.0, **settings: Any) -> None:
 
 @needs_lab
 def test_without_a_controller_all_ends_at_the_expiry(home: Path) -> None:
-    bring_up(home, expires_s=10.0 * SLOWNESS)
+    bring_up(home, expires_s=10.0 * slowness())
     keeper = keeper_of(home)
     assert_all_gone(keeper)
     assert asyncio.run(make_place(home).list("pool")) == ()

@@ -11,14 +11,14 @@ from evalfleet.places.slurm import SlurmPlace, SlurmSettings
 from evalfleet.ports import Place, PlaceContext
 from evalfleet.testing import ChannelContract, Harness, PlaceContract, ShellHarness
 from evalfleet.testing.harness import Kind
-from tests.waiting import PATIENCE_S, SLOWNESS
+from tests.waiting import PATIENCE_S, allow_for_load
 
 from .cluster import Cluster
 
 
 class SlurmHarness(ShellHarness):
     kind: Kind = "service"
-    unit_s = 0.5 * SLOWNESS
+    unit_s = 0.5
     silent_s = 8.0
     patience_s = PATIENCE_S
     boot_s = 2.0
@@ -27,6 +27,7 @@ class SlurmHarness(ShellHarness):
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__()
+        allow_for_load(self)
         self.cluster = cluster
         self.home_id = secrets.token_hex(3)  # Slurm remembers the jobs of the test before
 

@@ -18,7 +18,7 @@ from evalfleet.model import AttemptId, Command, Ended, Job, Machine, MachineId
 from evalfleet.places.slurm import SlurmPlace, SlurmSettings
 from evalfleet.ports import Channel, Fence, PlaceContext
 from evalfleet.testing.harness import find, first_offer
-from tests.waiting import PATIENCE_S, SLOWNESS, until, until_async
+from tests.waiting import PATIENCE_S, slowness, until, until_async
 
 from .cluster import Cluster
 
@@ -74,7 +74,7 @@ class Site:
         return await self.until_in("up")
 
     def channel(self, machine: Machine) -> Channel:
-        self.channels.append(self.place.channel(machine, Fence("r", 1, 3.0 * SLOWNESS)))
+        self.channels.append(self.place.channel(machine, Fence("r", 1, 3.0 * slowness())))
         return self.channels[-1]
 
     async def start(self, channel: Channel, script: str = "sleep 600") -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from evalfleet.ports import Place
 from evalfleet.testing import ChannelContract, Harness, PlaceContract, ShellHarness
 from evalfleet.testing.harness import Kind
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, allow_for_load
 
 from .fleet import Fleet
 
@@ -20,6 +20,7 @@ class SshHarness(ShellHarness):
 
     def __init__(self) -> None:
         super().__init__()
+        allow_for_load(self)
         self.fleet = Fleet(self.directory / "fleet", 2)
 
     def make_place(self) -> Place:

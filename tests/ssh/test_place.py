@@ -16,7 +16,7 @@ from evalfleet.model import AttemptId, Machine, MachineId, Needs
 from evalfleet.places.ssh import SshPlace
 from evalfleet.places.ssh.examination import HostHealth, in_order
 from evalfleet.ports import Fence
-from tests.waiting import SLOWNESS, until_async
+from tests.waiting import slowness, until_async
 
 from .fleet import HOME_ID, Fleet, bring_up, fleet
 from .test_channel import shell
@@ -48,7 +48,7 @@ async def everything_goes(place: SshPlace, hosts: Fleet) -> None:
 async def test_another_homes_lock_is_respected_until_it_expires(pair: Fleet) -> None:
     theirs, ours = pair.place("b", OTHER_HOME), pair.place()
     for n in (1, 2):
-        await take(theirs, n, 8.0 * SLOWNESS, OTHER_HOME)
+        await take(theirs, n, 8.0 * slowness(), OTHER_HOME)
     with pytest.raises(PlaceError, match=f"no host of lab is free now.*pool-{OTHER_HOME}") as caught:
         await take(ours, 1)
     assert caught.value.transient
@@ -280,7 +280,7 @@ async def in_the_end(place: SshPlace, n: int) -> Machine:
 
 async def test_a_host_set_aside_is_probed_again_later(pair: Fleet) -> None:
     pair.hosts[1].stop()
-    place = pair.place(set_aside_s=3.0 * SLOWNESS)
+    place = pair.place(set_aside_s=3.0 * slowness())
     bad = await does_badly(place)
     with pytest.raises(PlaceError, match="1 set aside") as caught:
         await take(place, 2)

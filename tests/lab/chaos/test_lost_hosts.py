@@ -12,7 +12,7 @@ from evalfleet.lab import NamespaceHost
 from evalfleet.model import AttemptId, Cause, Scored
 from evalfleet.state import AttemptState
 from tests.lab.clients import needs_lab
-from tests.waiting import SLOWNESS
+from tests.waiting import slowness
 
 from .arena import OFFER, Arena
 from .invariants import violations
@@ -45,7 +45,7 @@ def test_power_loss(arena: Arena) -> None:
 
 def test_freeze_and_thaw_after_the_lease(arena: Arena) -> None:
     """A host that stood still wakes up when its lease is over, in the middle of an attempt."""
-    lease_s = 20.0 * SLOWNESS  # long enough that a busy controller renews those of the other hosts
+    lease_s = 20.0 * slowness()  # long enough that a busy controller renews those of the other hosts
     victims = arena.choose(4)
     arena.run(lease_s=lease_s)
     arena.some_time()
