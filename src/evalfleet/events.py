@@ -261,11 +261,21 @@ class MachineDeleted(_Event, frozen=True):
     """The place shows it no more. `gone_at` is when its billing ended.
 
     `unseen_s`: a machine that nobody saw leave its queue may have run for so long, and is paid as if it had.
+    `keeps_node`: its service has its node still, without work, and bills it until NodeReleased.
     """
 
     machine: MachineId
     gone_at: Micros
     unseen_s: float | None = None
+    keeps_node: bool = False
+
+
+class NodeReleased(_Event, frozen=True):
+    """The node of a machine that is gone is billed no more on its account, from `released_at` on."""
+
+    machine: MachineId
+    released_at: Micros
+    detail: str
 
 
 class AttemptStarted(_Event, frozen=True):
@@ -464,6 +474,7 @@ Event = (
     | MachineCondemned
     | MachineDeleteRefused
     | MachineDeleted
+    | NodeReleased
     | AttemptStarted
     | AllowanceWanted
     | AllowanceGranted
@@ -498,9 +509,9 @@ UPGRADES: dict[tuple[int, str], Upgrade] = {}
 """(schema, kind) -> how a body of that schema becomes one of the next. Absent: it is unchanged.
 
 Schema 2 brought new kinds only (MachineQueued, MachineAllocated, MachineDeleteRefused, AttemptGraded,
-GradingFailed, GradingRequested, BudgetPassed, RunSteered, CircuitChanged, and those of allowances) and a new
-outcome (Answered), and limits of silence moved from the plan to the offers: bodies of schema 1 are read as
-they are.
+GradingFailed, GradingRequested, BudgetPassed, RunSteered, CircuitChanged, NodeReleased, and those of
+allowances) and a new outcome (Answered), and limits of silence moved from the plan to the offers: bodies of
+schema 1 are read as they are.
 """
 
 _encoder = msgspec.json.Encoder(order="deterministic")

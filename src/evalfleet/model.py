@@ -204,6 +204,8 @@ class Offer(Struct, frozen=True, omit_defaults=True):
     deleted: disks, addresses."""
     sweep_s: float = 0.0
     """For how long after the expiry a budget pays `idle_usd_per_hour`."""
+    linger_s: float = 0.0
+    """How long its service may keep, and bill, the node of a machine that is gone, for the next one."""
     least_life_s: float = 0.0
     """The place cannot be told to end a machine sooner."""
     priced: str = ""

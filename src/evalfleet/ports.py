@@ -470,6 +470,13 @@ class Preflight(Protocol):
         medium or low. It is bounded in time, and raises nothing: what nobody tells is left out."""
         return {}
 
+    async def kept_nodes(self, machines: Sequence[tuple[MachineId, Offer]]) -> Collection[str]:
+        """Nodes that its service keeps, without work, where it had such machines. Raises PlaceError.
+
+        It is asked for offers with `linger_s` only.
+        """
+        return ()
+
     async def try_out(self, needs: Needs) -> Sequence[Check]:
         """What only a machine can tell, where one can be had for seconds and nothing. Raises nothing."""
         return ()

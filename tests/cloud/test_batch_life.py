@@ -443,10 +443,15 @@ def test_a_pool_of_yours_that_rests_at_zero_is_raised_and_goes_back_and_others_l
         until(lambda: tasks(machine_id(1)) == tasks(machine_id(2)) == ["running"], "both run")
         job = batch.do(lambda: batch.service.add_job("theirs", {"poolInfo": {"poolId": "mine"}}))
         batch.do(lambda: batch.service.add_task(job, "t", {"id": "t", "commandLine": "true"}))
+        ours = [(machine_id(n), offer()) for n in (1, 2)]
+        assert not await made.kept_nodes(ours), "both nodes are at work"
         await made.delete(machine_id(1))
         until(lambda: tasks("theirs") == ["running"], "their task has the node that was ours")
+        assert not await made.kept_nodes(ours), "what others use is not counted as ours"
         await made.delete(machine_id(2))
+        assert len(await made.kept_nodes(ours)) == 1, "the other one waits, and is billed"
         await until_async(lambda: count(1), "our nodes are gone, and theirs is there")
+        assert not await made.kept_nodes(ours)
         assert await made.list("run") == ()
         assert tasks("theirs") == ["running"]
         batch.do(lambda: next(run for at, run in batch.paper.runs.items() if "theirs" in at).end(0))

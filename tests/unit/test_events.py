@@ -59,6 +59,8 @@ EVENTS: tuple[Event, ...] = (
     ev.MachineDeleteRefused(M, "locked"),
     ev.MachineDeleted(M, 7),
     ev.MachineDeleted(M, 7, 1.5),
+    ev.MachineDeleted(M, 7, keeps_node=True),
+    ev.NodeReleased(M, 9, "scaled down"),
     ev.AttemptStarted(A, T, M),
     ev.AttemptStarted(A, T, M, Allowance(0.5, 1000)),
     ev.AllowanceWanted(A, Metered(0.5, 3, tokens={"in": 7}, models={"m": ModelUse(3, 0.5, 0, {"in": 7})})),

@@ -154,7 +154,8 @@ class LentPlace:
         lent = {"size": SIZE, "capacity": many, "settle_s": 0.0}
         # the pool's machines are the pool's to mend, its spot machines' places are its own affair, and it
         # pays what they cost when no run has them
-        free = {"idle_usd_per_hour": 0.0, "sweep_s": 0.0, "least_life_s": 0.0, "least_billed_s": 0.0}
+        free = {"idle_usd_per_hour": 0.0, "sweep_s": 0.0, "linger_s": 0.0}
+        free |= {"least_life_s": 0.0, "least_billed_s": 0.0}
         # a hold begins when it is taken, and is asked of nobody else
         at_once = {"queues": False, "extendable": True, "max_life_s": None, "creates_a_minute": None}
         return [structs.replace(each, **lent, **free, **at_once, mends=()) for each in offers[:1]]

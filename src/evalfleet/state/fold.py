@@ -46,6 +46,7 @@ from .machines import (
     machine_stopping,
     machine_unreachable,
     machine_up,
+    node_released,
 )
 from .nouns import MachinePhase, RunState, exceeds, is_ungraded
 from .run import (
@@ -144,6 +145,8 @@ def accepts(state: RunState, event: ev.Event) -> bool:
             return state.machines[machine].phase == "condemned" and (
                 state.machines[machine].delete_refused != detail
             )
+        case ev.NodeReleased(machine):
+            return machine in state.lingering
         case ev.MachineAllocated(machine):
             known = state.machines[machine]
             return known.unstarted and known.phase in ("requested", "queued", "condemned")
@@ -222,6 +225,7 @@ _APPLY: dict[type, Callable[[RunState, Micros, Any], None]] = {
     ev.MachineCondemned: machine_condemned,
     ev.MachineDeleteRefused: machine_delete_refused,
     ev.MachineDeleted: machine_deleted,
+    ev.NodeReleased: node_released,
     ev.AttemptStarted: attempt_started,
     ev.AllowanceWanted: allowance_wanted,
     ev.AllowanceGranted: allowance_granted,

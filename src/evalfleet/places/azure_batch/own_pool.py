@@ -9,7 +9,7 @@ nodes, or a formula, of its own stays as it is.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from evalfleet.places.azure.answers import ArmFault
 from evalfleet.places.azure.names import EXPIRES, HOME, moment, stamp
@@ -27,6 +27,7 @@ PENDING = (
 """No more nodes than tasks that run or wait: a pilot that has ended needs none, though nobody says so."""
 EVALUATED_S = 300.0
 """So often Batch evaluates a formula, at best."""
+NOT_IDLE = ("running", "leavingpool")
 LATER = (
     "AutoScaleTooManyRequestsToEnable",
     "PoolResizing",
@@ -105,3 +106,12 @@ class OwnPool:
                 raise
             return {}, False
         return pool, True
+
+    async def idle_nodes(self) -> Sequence[str]:
+        """Its nodes that have nothing to do and are not leaving, if it has them for our machines. Raises
+        ArmFault."""
+        pool = await self._client.pool(self._pool)
+        if pool is None or not is_raised(pool):
+            return ()
+        nodes = await self._client.nodes(self._pool)
+        return [str(node.get("id")) for node in nodes if str(node.get("state")).lower() not in NOT_IDLE]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import NoReturn
 
 from msgspec import structs
@@ -324,6 +324,11 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
             tags = metadata_in(pool)
             if (tags.get(MACHINE), tags.get(HOME)) == (machine, home):
                 await self._batch.delete(f"pools/{pool['id']}")
+
+    async def kept_nodes(self, machines: Sequence[tuple[MachineId, Offer]]) -> Collection[str]:
+        """Of the user's pool, while its size is for us to say; nodes of its own are nobody's machine's."""
+        with as_refusal(UNSEEN):
+            return () if self._own_pool is None else await self._own_pool.idle_nodes()
 
     async def stop(self, machine: MachineId) -> None:
         raise PlaceError(

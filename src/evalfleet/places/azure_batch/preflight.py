@@ -51,6 +51,7 @@ def offers_of(
             capacity=settings.max_vcpus // size.cpus if settings.max_vcpus else None,
             teardown_s=max(END_S, settings.teardown_s),
             sweep_s=SWEEP_S + (EVALUATED_S if settings.pool else 0.0),
+            linger_s=SWEEP_S + EVALUATED_S if settings.pool else 0.0,
             start_s=start_s,
             boot_s=start_s + READY_S,
             silent_s=MAIL_SILENT_S if by_mail else 20.0,

@@ -1,0 +1,50 @@
+"""Nodes that a service keeps for the next machine are billed meanwhile: a run's cost has those seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from evalfleet.events import MachineDeleted, NodeReleased
+from standins.azure_ml import Processes, StandIn
+from tests.cloud import ml_places
+from tests.cloud.mail_desk import nothing_left
+from tests.cloud.test_ml_run import desk
+
+CANNOT = Processes.missing()
+pytestmark = pytest.mark.skipif(CANNOT is not None, reason=f"NO TEST OF AZURE ML'S JOBS: {CANNOT}")
+USD_A_SECOND = 0.01
+LONG_S = 15.0
+
+
+@pytest.fixture
+def ml() -> Iterator[StandIn]:
+    with StandIn(Processes(), ml_timing=ml_places.FAST) as made:
+        yield made
+
+
+def test_a_node_that_waits_for_the_next_machine_until_the_run_is_over_is_in_its_cost(
+    ml: StandIn, tmp_path: Path
+) -> None:
+    """One machine is let go when nothing is left for it, while the other one has much to do."""
+    at = desk(ml, tmp_path, 2)
+    with (tmp_path / "evalfleet.toml").open("a") as settings:
+        settings.write(f"[places.ml.prices]\n{ml_places.SIZE} = {USD_A_SECOND * 3600}\n")
+    score = 'echo \'{"score": 1}\' >"$EVALFLEET_OUT/result.json"'
+    (tmp_path / "run.sh").write_text(f"if mkdir {tmp_path}/begun; then sleep {LONG_S}; fi\n{score}\n")
+    done = at("run", "b.toml", "--on", "ml", "--workers", "2", "--name", "r", "--canary", "0")
+    assert done.code == 0, done
+    nothing_left(ml)
+    billed_s = ml.meters.seconds("vm", ml.clock.now())
+    told = at.results("r")
+    counted_s = told["cost"]["machines_usd"] / USD_A_SECOND
+    assert billed_s - 6 < counted_s < billed_s + 12, "what Azure bills, but for a few looks"
+    deleted = [event for event in at.events() if isinstance(event, MachineDeleted)]
+    assert [event.keeps_node for event in deleted] == [True, False], "the cluster goes with the last machine"
+    (released,) = [event for event in at.events() if isinstance(event, NodeReleased)]
+    assert released.machine == deleted[0].machine
+    least_s, most_s = sorted(machine["node_idle_seconds"] for machine in told["machines"])
+    assert least_s == 0
+    assert most_s > LONG_S / 3
