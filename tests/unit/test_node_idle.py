@@ -11,7 +11,7 @@ from evalfleet.state import accepts
 from evalfleet.views.results import machine_entry
 from evalfleet.views.stats import hourly_usd, machines_usd
 
-from .runs import Run, of
+from .runs import Run, of, tasks_of
 from .test_policy_queue import JOB, M1, M2, M3
 
 KEPT = structs.replace(JOB, idle_usd_per_hour=3600.0, linger_s=100.0, sweep_s=100.0)
@@ -110,14 +110,19 @@ def test_what_is_kept_when_the_run_ends_is_counted_as_long_as_it_may_be() -> Non
     assert run.state.reserved_usd == 0.0
 
 
-def test_the_money_for_it_is_kept_back_from_the_budget() -> None:
-    run = Run(9, (KEPT,), workers=1, budget_usd=300.0, lease_s=100.0)
+def test_the_money_for_it_is_kept_back_and_a_budget_is_used_up_only_when_the_node_is_gone() -> None:
+    """$100 of work and $100 for the node's end; $10 of it are spent, and the node is idle for $20 more."""
+    fixed = structs.replace(KEPT, extendable=False, boot_s=0.0)
+    run = Run(tasks_of(9, timeout_s=50.0), (fixed,), workers=1, budget_usd=230.0, lease_s=100.0, grace_s=0.0)
     run.turn()
     starts(run, M1, "node 1")
     run.wait(10)
     run.lose(M1, Cause.STUCK)
-    assert run.state.reserved_usd >= 100.0
-    before = run.state.reserved_usd
     run.tell(MachineDeleted(M1, run.now, keeps_node=True))
-    assert run.state.closed_usd + run.state.reserved_usd <= 300.0
-    assert before <= 300.0
+    assert run.state.reserved_usd == pytest.approx(100.0)
+    assert len(run.state.machines) == 1, "the node may cost what another machine would need"
+    assert run.state.stop is None, "but it may go sooner"
+    run.wait(20)
+    run.tell(NodeReleased(M1, run.now, "scaled down"))
+    assert len(run.state.machines) == 2, "now another one is paid"
+    assert run.state.closed_usd + run.state.reserved_usd <= 230.0

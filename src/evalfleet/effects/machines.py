@@ -426,14 +426,13 @@ async def _survey_nodes(tools: Tools, place: Place) -> None:
     waiting = [m for i in state.lingering if (m := state.machines[i]).offer.place == place.name]
     if not waiting:
         return
-    try:
+    kept: Collection[str] | None = None
+    with suppress(PlaceError, OSError):  # no answer is no news
         kept = await _kept_nodes(place, waiting)
-    except (PlaceError, OSError):
-        return  # no answer is no news
     for machine in waiting:
         if machine.idle_until is not None and machine.idle_until <= now:
             tools.report(NodeReleased(machine.id, machine.idle_until, "no node is kept for longer"))
-        elif machine.node not in kept:
+        elif kept is not None and machine.node not in kept:
             tools.report(NodeReleased(machine.id, now, "its place gave it back, or to somebody else"))
 
 
