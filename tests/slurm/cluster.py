@@ -50,7 +50,7 @@ SlurmdParameters=config_overrides
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 {more}
-NodeName=n[1-{nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{first}-{last}] CPUs={cpus} RealMemory=1000
+NodeName=n[1-{nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{first}-{last}] CPUs={cpus} {node}
 PartitionName=main Nodes=n[1-{nodes}] Default=YES MaxTime=INFINITE State=UP PriorityTier=1
 PartitionName=urgent Nodes=n[1-{nodes}] MaxTime=INFINITE State=UP PriorityTier=10
 PartitionName=lenient Nodes=n[1-{nodes}] MaxTime=INFINITE State=UP PriorityTier=1 GraceTime={grace_s}
@@ -78,7 +78,13 @@ class Cluster:
     """
 
     def __init__(
-        self, folder: Path, nodes: int = 3, cpus: int = 2, min_job_age_s: int = 300, more: str = ""
+        self,
+        folder: Path,
+        nodes: int = 3,
+        cpus: int = 2,
+        min_job_age_s: int = 300,
+        more: str = "",
+        node: str = "",
     ) -> None:
         self.folder = folder
         self.nodes = [f"n{number}" for number in range(1, nodes + 1)]
@@ -105,6 +111,7 @@ class Cluster:
                 min_job_age_s=min_job_age_s,
                 grace_s=GRACE_S,
                 more=more,
+                node=f"RealMemory=1000 {node}",
             )
         )
 
@@ -126,7 +133,7 @@ class Cluster:
             *(f"--pid-file={folder}/munge.pid", f"--log-file={folder}/munge.log"),
             f"--seed-file={folder}/munge.seed",
         )
-        until((folder / "munge.socket").exists, "munged listens")
+        until((folder / "munge.socket").exists, lambda: (folder / "munged.out").read_text())
 
     def _all_idle(self) -> bool:
         return self.ask("sinfo", "-h", "-N", "-p", "main", "-o", "%T").split() == ["idle"] * len(self.nodes)

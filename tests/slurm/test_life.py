@@ -20,7 +20,7 @@ from evalfleet.ports import Channel, Fence, PlaceContext
 from evalfleet.testing.harness import find, first_offer
 from tests.waiting import PATIENCE_S, slowness, until, until_async
 
-from .cluster import Cluster
+from .cluster import Cluster, missing
 
 MACHINE = MachineId("r-abc123-1")
 JOB = AttemptId("t.0")
@@ -144,6 +144,32 @@ async def test_a_queue_of_minutes_is_waited_for(
         full()
         up = await at.until_in("up")
         assert (up.ran_s or 0.0) < 120.0, "its wait counts"
+
+
+async def test_what_a_job_must_have_is_asked_for_and_attempts_see_the_gpus_that_they_were_given(
+    tmp_path: Path,
+) -> None:
+    """Where nothing else keeps attempts from the GPUs of others, they must be told which are theirs."""
+    if (why := missing()) is not None:
+        pytest.skip(f"NO TEST OF SLURM: {why}")
+    folder = tmp_path / "slurm"
+    cluster = Cluster(folder, 1, 4, more="GresTypes=gpu", node="Features=fast Gres=gpu:2")
+    (folder / "gres.conf").write_text("Name=gpu File=/dev/null\nName=gpu File=/dev/zero\n")
+    wishes = {"partition": "lenient", "constraint": "fast", "cpus": 2, "memory_gb": 0.25, "gpus": 1}
+    try:
+        cluster.start()
+        taken = cluster.submit("--gpus-per-node=1")
+        until(lambda: cluster.ask("squeue", "-h", "-j", taken, "-o", "%T") == "RUNNING", "it runs")
+        async with site(cluster, tmp_path, **wishes) as at:
+            channel = at.channel(await at.up())
+            asked = cluster.ask("squeue", "-h", "-j", at.job, "-o", "%P %f %C %m %b")
+            assert asked == "lenient fast 2 256M gres:gpu:1"
+            seen = tmp_path / "seen"
+            await at.start(channel, f'echo "$CUDA_VISIBLE_DEVICES" >{seen}')
+            assert (await channel.ended(JOB)).exit_code == 0
+            assert seen.read_text() == "1\n", "the first one is somebody else's"
+    finally:
+        cluster.stop()
 
 
 async def test_a_held_job_waits_and_says_so(

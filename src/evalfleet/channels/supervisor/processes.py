@@ -21,6 +21,9 @@ KEPT_ENV = frozenset(
         *("USER", "LOGNAME", "SHELL", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR"),
         *("http_proxy", "https_proxy", "no_proxy", "all_proxy"),
         *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY"),
+        # which GPUs of its node a job of a service was given: without them it would use those of others
+        *("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"),
+        "ZE_AFFINITY_MASK",
     )
 )
 
