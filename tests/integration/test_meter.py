@@ -42,12 +42,13 @@ class Metered:
 
     def __init__(self, process: asyncio.subprocess.Process, port: int, folder: Path, models: Models) -> None:
         self.process, self.folder, self.models = process, folder, models
+        self.socket = f"/proc/{process.pid}/cwd/meter/meter.sock"  # short: an address holds 108 bytes
         self.url = f"http://127.0.0.1:{port}"
         self.clients = AsyncExitStack()
         self.key = f"ef-{secrets.token_hex(8)}"
 
     async def ask(self, **question: Any) -> dict[str, Any]:
-        reader, writer = await asyncio.open_unix_connection(str(self.folder / "meter.sock"))
+        reader, writer = await asyncio.open_unix_connection(self.socket)
         writer.write(json.dumps(question).encode() + b"\n")
         answer: dict[str, Any] = json.loads(await reader.readline())
         writer.close()
@@ -110,7 +111,7 @@ async def metered(
     try:
         assert process.stdin is not None
         assert process.stdout is not None
-        told = {"folder": str(folder), "upstreams": upstreams, "prices": PRICES, **orders}
+        told = {"folder": folder.name, "upstreams": upstreams, "prices": PRICES, **orders}
         process.stdin.write(json.dumps(told).encode() + b"\n")
         port = json.loads(await process.stdout.readline())["port"]
         yield Metered(process, port, folder, models)
@@ -282,7 +283,7 @@ def test_an_error_of_the_api_reaches_the_caller_and_the_list_of_calls(tmp_path: 
 
 def test_the_same_error_again_and_again_ends_the_attempt(tmp_path: Path) -> None:
     async def test(it: Metered) -> None:
-        reader, writer = await asyncio.open_unix_connection(str(it.folder / "meter.sock"))
+        reader, writer = await asyncio.open_unix_connection(it.socket)
         writer.write(b'{"do": "watch"}\n')
         await reader.readline()
         for _ in range(20):
@@ -343,7 +344,7 @@ def test_a_call_beyond_the_limit_waits_for_more_and_is_refused_without(tmp_path:
     async def test(it: Metered) -> None:
         await it.ask(do="limit", attempt="t.1", usd=1e-9)
         await it.gpt().chat.completions.create(model="any", messages=ASK)
-        reader, writer = await asyncio.open_unix_connection(str(it.folder / "meter.sock"))
+        reader, writer = await asyncio.open_unix_connection(it.socket)
         writer.write(b'{"do": "watch"}\n')
         await reader.readline()
         waiting = asyncio.create_task(it.gpt().chat.completions.create(model="any", messages=ASK))
