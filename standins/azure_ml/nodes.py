@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -11,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
+
+from evalfleet.lab.cgroups import remove_group
 
 KILLED = 137
 
@@ -86,8 +89,16 @@ class ProcessRun:
         code = await self._process.wait()
         with suppress(OSError):
             self._said = (Path(self._folder.name) / "std_log.txt").read_bytes()
-        self._folder.cleanup()
+        await asyncio.to_thread(self._clear)
         return code
+
+    def _clear(self) -> None:
+        """Also control groups of a machine in it, which are gone with a real container."""
+        for written in Path(self._folder.name).rglob("groups"):
+            for group in map(Path, json.loads(written.read_bytes())):
+                if group.name.startswith("evalfleet-machine-"):
+                    remove_group(group)
+        self._folder.cleanup()
 
     def kill(self) -> None:
         with suppress(ProcessLookupError):
