@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from msgspec import Struct
 
 from evalfleet.clock import wall_seconds
-from evalfleet.places.vm.answers import Json, Problem, rows, table
+from evalfleet.places.vm.answers import GOODBYE_S, Json, Problem, rows, table
 from evalfleet.places.vm.place import CallRate
 
 from .answers import ArmFault, fault_of
@@ -87,6 +87,7 @@ class ArmClient:
         self._environ = environ
         self._client: ResourceManagementClient | None = None
         self._credential: AsyncTokenCredential | None = None
+        self._goodbye_s = 0.0
         self._turns = asyncio.Semaphore(AT_ONCE)
         self._vm_calls: dict[tuple[str, str], CallRate] = {}
         self.ahead_s: float | None = None
@@ -169,6 +170,9 @@ class ArmClient:
                 if raw:
                     await response.read()
                 text = response.text()
+        except asyncio.CancelledError:
+            self._goodbye_s = GOODBYE_S
+            raise
         except ClientAuthenticationError as err:
             raise login_fault(err) from err
         except (AzureError, OSError, TimeoutError) as err:
@@ -236,6 +240,7 @@ class ArmClient:
             await self._client.close()
         if self._credential is not None:
             await self._credential.close()
+        await asyncio.sleep(self._goodbye_s)
 
     def _open(self) -> ResourceManagementClient:
         if self._client is None:

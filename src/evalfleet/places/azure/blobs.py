@@ -24,7 +24,7 @@ from msgspec import Struct
 from evalfleet.channels.mailbox import STORE_PACE_S, Mail
 from evalfleet.channels.supervisor.mailbox import OBJECT_CAP
 from evalfleet.clock import pauses
-from evalfleet.places.vm.answers import Problem, table
+from evalfleet.places.vm.answers import GOODBYE_S, Problem, table
 
 from .answers import ArmFault
 from .names import stamp
@@ -154,6 +154,7 @@ class BlobClient:
         self.account = account
         self._now, self._ca, self._login = now, ca, login
         self._session: aiohttp.ClientSession | None = None
+        self._goodbye_s = 0.0
         self._by_key = bool(account.key)
         self._token, self._token_ends = "", 0.0
         self._lent: LentKey | None = None
@@ -162,6 +163,7 @@ class BlobClient:
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
+        await asyncio.sleep(self._goodbye_s)
 
     # -- containers ----------------------------------------------------------------------------
 
@@ -367,6 +369,9 @@ class BlobClient:
                 if response.status >= 400:
                     raise self._fault(response.status, response.headers.get("x-ms-error-code", ""), body)
                 return body, response.headers
+        except asyncio.CancelledError:
+            self._goodbye_s = GOODBYE_S
+            raise
         except (aiohttp.ClientError, OSError, TimeoutError) as err:
             why = f"the storage account {self.account.name} does not answer ({type(err).__name__})"
             raise ArmFault(0, (Problem("NoAnswer", why),)) from None  # no URL: it has a signature

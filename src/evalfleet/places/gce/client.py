@@ -27,7 +27,7 @@ import msgspec
 from msgspec import Struct
 
 from evalfleet.clock import wall_seconds
-from evalfleet.places.vm.answers import Json, Problem, table
+from evalfleet.places.vm.answers import GOODBYE_S, Json, Problem, table
 from evalfleet.places.vm.place import CallRate
 
 from .answers import GoogleFault, fault_of, operation_fault
@@ -79,6 +79,7 @@ class ComputeClient:
         self._login = GoogleLogin(environ, endpoint.ca)
         self._base = (endpoint.endpoint or PUBLIC).rstrip("/")
         self._session: aiohttp.ClientSession | None = None
+        self._goodbye_s = 0.0
         self._turns = asyncio.Semaphore(AT_ONCE)
         self._rate = CallRate(*RATE)
         self.ahead_s: float | None = None
@@ -205,6 +206,9 @@ class ComputeClient:
                 ) as response,
             ):
                 data = await response.read()
+        except asyncio.CancelledError:
+            self._goodbye_s = GOODBYE_S
+            raise
         except (aiohttp.ClientError, OSError, TimeoutError) as err:
             raise no_answer("Google does not answer", err) from err
         self._read_clock(response.headers.get("Date"))
@@ -233,6 +237,7 @@ class ComputeClient:
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
+        await asyncio.sleep(self._goodbye_s)
 
 
 def path_of(shown: Json) -> str:

@@ -16,6 +16,9 @@ from msgspec import Struct
 from evalfleet.errors import PlaceError, Scope
 
 Json = dict[str, Any]
+GOODBYE_S = 0.25
+"""So long a client waits when it is closed, if one of its calls was cancelled: TLS ends such a connection a
+moment later, and aiohttp forgets that it is there. Python complains about it if the loop ends meanwhile."""
 
 
 def table(value: object) -> Json:
