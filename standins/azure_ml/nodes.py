@@ -149,6 +149,9 @@ class Processes:
 
 
 def _own_namespace() -> list[str]:
-    """Whoever kills it kills all that was begun in it, as with a container."""
-    mine = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
-    return ["unshare", *mine, "--pid", "--mount-proc", "--fork", "--kill-child=KILL"]
+    """Whoever kills it kills all that was begun in it, as with a container; so does the end of the thread by
+    which it was begun."""
+    mine = [] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user"]
+    # becoming root of a user namespace would undo the signal, so that comes first
+    with_parent = ["setpriv", "--pdeathsig", "KILL"]
+    return [*mine, *with_parent, "unshare", "--pid", "--mount-proc", "--fork", "--kill-child=KILL"]

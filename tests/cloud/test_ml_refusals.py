@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 
 from evalfleet.events import AttemptStarted
+from evalfleet.journal import Store
+from evalfleet.places.azure.names import HOME, OWNER
+from evalfleet.places.azure_ml.template import cluster_name
 from standins.azure_ml import StandIn
 from standins.azure_ml.service import Cluster
 from tests.cloud import ml_places
@@ -66,8 +69,9 @@ def no_image(ml: StandIn) -> None:
         ({"cluster": "mine"}, has_cluster(OTHER), f'set sizes = ["{OTHER}"]: by it they are priced'),
         ({"image": "me/agent:1"}, no_image, "name an `image`"),
         ({}, no_rights, "Storage Blob Data Contributor"),
+        ({"name": "x"}, nothing, "must have {machine} in it"),
     ],
-    ids=["workspace", "group", "region", "no cluster", "size", "image", "storage"],
+    ids=["workspace", "group", "region", "no cluster", "size", "image", "storage", "name"],
 )
 def test_a_run_is_refused_in_one_line(
     ml: StandIn, tmp_path: Path, more: dict[str, Any], trouble: Callable[[StandIn], None], told: str
@@ -78,6 +82,29 @@ def test_a_run_is_refused_in_one_line(
     assert done.code in (2, 4), done
     said = [line for line in (done.out + done.err).splitlines() if told in line]
     assert said, done
+    if trouble is not no_image:  # which only a node can tell
+        assert (done.out + done.err).splitlines() == said, "one line, and nothing was begun"
     assert not any(isinstance(event, AttemptStarted) for event in at.events())
     ml.do(lambda: ml.service.clusters.pop("mine", None))
     nothing_left(ml)
+
+
+@pytest.mark.parametrize("owner", ["somebody", ""])
+def test_a_cluster_of_another_owner_is_neither_used_nor_touched(
+    ml: StandIn, tmp_path: Path, owner: str
+) -> None:
+    """It has the name that the run's own would have."""
+    at = desk(ml, tmp_path, 1)
+    name = cluster_name("r", Store.open(at.home).home_id, ml_places.SIZE, spot=False)
+    tags = {HOME: "ffffffffffff", OWNER: owner} if owner else {}
+    inner = {"vmSize": ml_places.SIZE, "scaleSettings": {"minNodeCount": 0, "maxNodeCount": 2}}
+    kind = {"computeType": "AmlCompute", "properties": inner}
+    body = {"location": ml.region, "tags": tags, "properties": kind}
+    ml.do(lambda: setattr(ml.service.add_cluster(name, body), "state", "Succeeded"))
+    done = at("run", "b.toml", "--on", "ml", "--workers", "1", "--name", "r")
+    assert done.code == 4, done
+    whose = " but somebody's" if owner else ""
+    why = f"the cluster {name} is not this home's{whose}; choose another --name, or set `cluster` to use it"
+    assert [line for line in done.out.splitlines() if line.endswith(f"stopping: ml/: {why}")], done
+    assert ml.left() == [name], "it is theirs, and stays"
+    assert not ml.meters.spans, "nothing was billed"

@@ -31,6 +31,7 @@ from evalfleet.places.azure.services import (
     check_priced,
     knock,
     not_longer,
+    storage_checks,
 )
 from evalfleet.places.azure.sizes import vcpus
 from evalfleet.places.vm.answers import as_refusal
@@ -379,7 +380,11 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
 
     async def doubts(self, lasts_s: float) -> Sequence[str]:
         registry_login(self._settings, self._base, self._environ)
-        doubts = await knock(self._arm, self._name, lambda: self._batch.jobs(self._prefix))
+        elsewhere = await preflight.region_check(self._settings, self._account, self._environ)
+        if elsewhere is not None:
+            why = f"place {self._name!r}: {elsewhere.found}; {elsewhere.remedy}"
+            raise PlaceError(why, transient=False, scope="place")
+        doubts = await knock(self._arm, self._name, self._check)
         if self._settings.pool:  # Batch would let jobs wait for one that is not there
             with as_refusal(f"pool {self._settings.pool}"):
                 check = preflight.own_pool_check(self._settings, await self._batch.pool(self._settings.pool))
@@ -387,6 +392,12 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
                 why = f"pool {self._settings.pool}: {check.found}; {check.remedy}"
                 raise PlaceError(why, transient=False, scope="place")
         return doubts
+
+    async def _check(self) -> None:
+        """Raises ArmFault if the account, or the storage of its mailboxes, does not let us in."""
+        await self._batch.jobs(self._prefix)
+        if self._boxes is not None:  # what cannot be made cannot be seen to be gone, either
+            await storage_checks(await self._storage.blobs())
 
     async def examine(self, needs: Needs, workers: int = 1) -> Sequence[Check]:
         blobs = self._storage.blobs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -32,6 +33,7 @@ NODE_S, READY_S = 300.0, 1200.0
 """So long a node may take to boot, and a machine to be ready after its pilot has answered."""
 SWEEP_S = 300.0
 """For so long after a machine's end its node may be billed: Batch deletes it by itself, in its own time."""
+REGION_S = 15.0
 QUOTAS = "the account's page Quotas in the portal"
 
 
@@ -98,6 +100,9 @@ class BatchChecks:
         try:
             jobs = await self._batch.all("/jobs", VERSION, **{"$filter": "state eq 'active'"})
         except ArmFault as fault:
+            # the host of an account that is elsewhere has no address
+            if (elsewhere := await region_check(self._settings, self._account, self._environ)) is not None:
+                return [elsewhere]
             told, _, remedy = str(fault.refusal(self._account.endpoint)).partition("; ")
             return [
                 Check("account", "bad", told, remedy or f"check `account`: it is {self._account.name} now")
@@ -177,12 +182,33 @@ class BatchChecks:
         if shown is None:
             told = f"{account.name} is not in the subscription {account.subscription}"
             return [Check("quota", "warn", told, "set `subscription` to its own")]
-        region = str(shown.get("location"))
-        if region.lower() != account.region:
-            told = f"{account.name} is in {region}, not in {account.region}"
-            return [Check("region", "bad", told, f'set account = "{account.name}.{region}"')]
+        if (elsewhere := _elsewhere(account, shown)) is not None:
+            return [elsewhere]
         checks = _quota_checks(table(shown.get("properties")), offers, workers, active)
         return [check for check in checks if check.name != "storage" or self._settings.reach == "ssh"]
+
+
+async def region_check(
+    settings: AzureBatchSettings, account: BatchAccount, environ: Mapping[str, str]
+) -> Check | None:
+    """What is wrong with the account's region, as far as the Resource Manager tells in time: Batch itself has
+    no host by that name, and so does not answer."""
+    if not account.subscription:
+        return None
+    try:
+        async with asyncio.timeout(REGION_S):
+            shown = await managed_account(settings, account, environ)
+    except (ArmFault, TimeoutError):
+        return None
+    return None if shown is None else _elsewhere(account, shown)
+
+
+def _elsewhere(account: BatchAccount, shown: Json) -> Check | None:
+    region = str(shown.get("location")).replace(" ", "").lower()
+    if region == account.region:
+        return None
+    told = f"the Batch account {account.name} is in {region}, not in {account.region}"
+    return Check("region", "bad", told, f'set account = "{account.name}.{region}"')
 
 
 def own_pool_check(settings: AzureBatchSettings, pool: Json | None) -> Check:

@@ -357,7 +357,20 @@ class AzureMlPlace(Preflight):
         return tuple(preflight.outline(self._settings, self._account, machines, self._cluster_of))
 
     async def doubts(self, lasts_s: float) -> Sequence[str]:
-        return await knock(self._arm, self._name, self._workspace.check)
+        return await knock(self._arm, self._name, self._check)
+
+    async def _check(self) -> None:
+        """Raises PlaceError if the workspace, or the user's cluster, is not there or not as the settings
+        say."""
+        await self._workspace.check()
+        if not (name := self._settings.cluster):
+            return
+        shown = await self._client.cluster(name)
+        if shown is None:
+            raise preflight.no_cluster(name)
+        for offer in await self.offers(Needs()):
+            if why := preflight.cluster_problem(name, shown, offer, self._home, named=True):
+                raise PlaceError(why, transient=False, scope="place")
 
     async def keep_files(
         self, files: KeptFiles, lasts_s: float, tell: Callable[[str], None]

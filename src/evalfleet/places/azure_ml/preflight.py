@@ -10,7 +10,7 @@ from evalfleet.errors import PlaceError
 from evalfleet.model import MachineId, Needs, Offer
 from evalfleet.places.azure.answers import ArmFault
 from evalfleet.places.azure.blobs import BlobClient
-from evalfleet.places.azure.names import HOME
+from evalfleet.places.azure.names import HOME, OWNER
 from evalfleet.places.azure.prices import ADDRESS, AzurePriceBook, disk
 from evalfleet.places.azure.services import (
     WHOSE,
@@ -144,12 +144,15 @@ def cluster_problem(name: str, shown: Json, offer: Offer, home: str, *, named: b
     """Why a cluster of this name cannot be used; empty if it can."""
     compute = table(shown.get("properties"))
     properties = table(compute.get("properties"))
-    owner = table(shown.get("tags")).get(HOME)
+    tags = table(shown.get("tags"))
     size = str(properties.get("vmSize") or "")
     if str(compute.get("computeType")).lower() != "amlcompute":
         return f"{name} is no cluster but {compute.get('computeType')}; set another `cluster`"
-    if not named and owner != home:
-        return f"the cluster {name} is not this home's; delete it, or set `cluster` to use it"
+    if not named and tags.get(HOME) != home:
+        whose = f" but {tags[OWNER]}'s" if tags.get(OWNER) else ""
+        return (
+            f"the cluster {name} is not this home's{whose}; choose another --name, or set `cluster` to use it"
+        )
     if size.lower() != offer.size.lower():
         return f'the nodes of the cluster {name} are {size}; set sizes = ["{size}"]: by it they are priced'
     return ""

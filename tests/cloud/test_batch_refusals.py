@@ -1,0 +1,75 @@
+"""What cannot work on Azure Batch is refused in one line that says what to do, before anything is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from standins.azure_batch import StandIn
+from tests.cloud import batch_places
+from tests.cloud.test_batch_mailbox import desk
+
+SUBNET = "/subscriptions/s/resourceGroups/g/providers/Microsoft.Network/virtualNetworks/n/subnets/private"
+NOWHERE = "https://standin.westus2.batch.azure.com"
+"""The host of an account in another region, which has no address."""
+ELSEWHERE = 'the Batch account standin is in eastus, not in westus2; set account = "standin.eastus"'
+
+
+@pytest.fixture
+def batch() -> Iterator[StandIn]:
+    with StandIn(timing=batch_places.FAST) as made:
+        yield made
+
+
+def nothing(batch: StandIn) -> None:
+    """The stand-in is as it is."""
+
+
+def no_storage(batch: StandIn) -> None:
+    batch.service.has_storage = False
+
+
+def no_rights(batch: StandIn) -> None:
+    """The storage takes no key, and the login has no role there."""
+    batch.storage.takes_keys = False
+    batch.storage.roles.clear()
+
+
+def has_pool(batch: StandIn) -> None:
+    """A pool of another size, and one that was made for somebody else's machine."""
+    body = {"vmSize": "Standard_D8s_v5", "virtualMachineConfiguration": {}}
+    theirs = {**body, "metadata": [{"name": "evalfleet-machine", "value": "run-1"}]}
+    batch.do(lambda: batch.service.add_pool("mine", body))
+    batch.do(lambda: batch.service.add_pool("theirs", theirs))
+
+
+@pytest.mark.parametrize(
+    ("more", "trouble", "told"),
+    [
+        ({"account": "standin.westus2"}, nothing, ELSEWHERE),
+        ({"account": "standin.westus2", "endpoint": NOWHERE}, nothing, ELSEWHERE),
+        ({}, no_storage, "the Batch account standin has no storage account of its own (StorageMissing); set"),
+        ({}, no_rights, "the login needs the roles Storage Blob Data Contributor and Storage Blob Delegator"),
+        ({"pool": "mine"}, has_pool, 'its nodes are Standard_D8s_v5; set sizes = ["Standard_D8s_v5"]'),
+        (
+            {"pool": "theirs"},
+            has_pool,
+            "Batch has made it for the machine run-1, with which it goes; name",
+        ),
+        ({"pool": "other"}, has_pool, "the account has no pool other; `az batch pool list` shows"),
+        ({"reach": "ssh", "public_ip": False, "subnet": SUBNET}, nothing, 'set reach = "mailbox", by which'),
+    ],
+    ids=["region", "host of a region", "storage", "rights", "size", "owner", "no pool", "private network"],
+)
+def test_a_run_is_refused_in_one_line(
+    batch: StandIn, tmp_path: Path, more: dict[str, Any], trouble: Callable[[StandIn], None], told: str
+) -> None:
+    trouble(batch)
+    done = desk(batch, tmp_path, 1, **more)("run", "b.toml", "--on", "batch", "--workers", "1", "--name", "r")
+    assert done.code in (2, 4), done
+    (said,) = (done.out + done.err).splitlines()
+    assert told in said
+    assert not batch.do(lambda: list(batch.service.jobs)), "nothing was begun"
