@@ -32,6 +32,7 @@ from .version import __version__
 from .views import notify
 from .views.alert_watch import AlertWatch
 from .views.dashboard.snapshots import keep_at_end
+from .views.follow import Follower
 from .views.live import PoolScribe, Scribe
 from .views.results import RunSummary, summarised
 
@@ -253,9 +254,13 @@ class Controller:
             return OwnPlace(place, Holds(self._store, plan.run))
         if not plan.pool:
             return place
-        holds, clock = Holds(self._store, plan.pool), WallClock()
-        look = functools.partial(look_at, self._store, plan.pool)
-        return LentPlace(place, holds, look, plan.run, epoch, clock.now, plan.benchmark)
+        holds, follower = Holds(self._store, plan.pool), Follower(self._store, plan.pool)
+
+        def look() -> PoolView:
+            follower.poll()  # a pool may be old, and is looked at for each machine
+            return PoolView(plan.pool, follower.state, holds.all())
+
+        return LentPlace(place, holds, look, plan.run, epoch, WallClock().now, plan.benchmark)
 
     def _hold(self, machines: Sequence[MachineId], epoch: int, stack: AsyncExitStack) -> None:
         """Have the pool's machines until the end. Raises RequestError, which names the run that has one."""

@@ -545,21 +545,21 @@ async def collect(tools: Tools, attempt: AttemptState, turn: asyncio.Semaphore) 
 async def _while_it_may_answer(tools: Tools, machine: MachineState) -> AsyncGenerator[None]:
     """Bounds what is asked of a machine. Raises TimeoutError, and does so soon if the machine is dead."""
     loop = asyncio.get_running_loop()
-    timer: asyncio.TimerHandle | None = None
-    async with asyncio.timeout(COLLECT_LIMIT_S) as patience:
+    given_up_at = loop.time() + COLLECT_LIMIT_S
 
-        def look() -> None:
-            nonlocal timer
-            if _is_dead(tools, machine):
-                patience.reschedule(loop.time())
-            else:
-                timer = loop.call_later(DEAD_S / 4, look)
+    def look() -> None:
+        nonlocal timer
+        if loop.time() >= given_up_at or _is_dead(tools, machine):
+            patience.reschedule(loop.time())
+        else:
+            timer = loop.call_later(DEAD_S / 4, look)
 
-        timer = loop.call_later(DEAD_S / 4, look)
-        try:
+    timer = loop.call_later(DEAD_S / 4, look)
+    try:
+        async with asyncio.timeout(None) as patience:  # by `look`: large runs feel two timers an attempt
             yield
-        finally:
-            timer.cancel()
+    finally:
+        timer.cancel()
 
 
 def _is_dead(tools: Tools, machine: MachineState) -> bool:

@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -220,38 +220,30 @@ class BucketObjects:
                 found = await self._call("get_range_async", name, start=0, end=most, absent_is_fine=True)
                 return None if found is None else bytes(found)
         result = await self._call("get_async", name, absent_is_fine=True)
-        try:
+        with self._explaining():
             return None if result is None else bytes(await result.bytes_async())
-        except Exception as err:
-            raise self._explained(err) from err
 
     async def fetch(self, name: str, path: Path) -> None:
         result = await self._call("get_async", name, absent_is_fine=True)
         if result is None:  # somebody has deleted it since it was listed
             raise StoreAway(f"{self.url} holds no {name} any more")
-        try:
-            with path.open("xb") as file:
-                async for chunk in result.stream():
-                    file.write(chunk)
-        except Exception as err:
-            raise self._explained(err) from err
+        with self._explaining(), path.open("xb") as file:
+            async for chunk in result.stream():
+                file.write(chunk)
 
     async def remove(self, names: Sequence[str]) -> None:
         try:
-            await _obstore().delete_async(self._bucket, list(names))
+            with self._explaining(but=(FileNotFoundError,)):
+                await _obstore().delete_async(self._bucket, list(names))
         except FileNotFoundError:  # one of them: the others may be there
             for name in names:
                 await self._call("delete_async", name, absent_is_fine=True)
-        except Exception as err:
-            raise self._explained(err) from err
 
     async def names(self, below: str, after: str = "") -> list[str]:
         found: list[str] = []
-        try:
+        with self._explaining():
             async for page in _obstore().list(self._bucket, below, offset=after or None):
                 found += [str(entry["path"]) for entry in page]
-        except Exception as err:
-            raise self._explained(err) from err
         return sorted(found)
 
     async def folders(self) -> list[str]:
@@ -259,13 +251,25 @@ class BucketObjects:
         return sorted(listed["common_prefixes"])
 
     async def _call(self, what: str, *args: Any, absent_is_fine: bool = False, **options: Any) -> Any:
+        with self._explaining():
+            try:
+                return await getattr(_obstore(), what)(self._bucket, *args, **options)
+            except FileNotFoundError as err:
+                if absent_is_fine and not re.search("NoSuchBucket|ContainerNotFound", str(err)):
+                    return None
+                raise
+
+    @contextlib.contextmanager
+    def _explaining(self, but: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+        """Say what obstore's errors mean, and the disk's, except those that the caller knows better (`but`).
+
+        Anything else is a defect of ours, and nothing that another try could mend.
+        """
         try:
-            return await getattr(_obstore(), what)(self._bucket, *args, **options)
-        except FileNotFoundError as err:
-            if absent_is_fine and not re.search("NoSuchBucket|ContainerNotFound", str(err)):
-                return None
-            raise self._explained(err) from err
-        except Exception as err:
+            yield
+        except but:
+            raise
+        except (_obstore().exceptions.BaseError, OSError) as err:
             raise self._explained(err) from err
 
     def _explained(self, err: Exception) -> Exception:
@@ -332,10 +336,11 @@ def _boto_credentials(environ: Mapping[str, str]) -> Any:
     if importlib.util.find_spec("boto3") is None:
         return None
     boto, auth = importlib.import_module("boto3.session"), importlib.import_module("obstore.auth.boto3")
+    faults = importlib.import_module("botocore.exceptions")
     try:
         session = boto.Session(profile_name=environ.get("AWS_PROFILE") or None)
         return None if session.get_credentials() is None else auth.Boto3CredentialProvider(session)
-    except Exception as err:  # of botocore, which has no types
+    except (faults.BotoCoreError, faults.ClientError) as err:
         raise RequestError(f"boto3 has no credentials for the store: {err}") from None
 
 

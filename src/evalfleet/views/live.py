@@ -328,7 +328,8 @@ class Scribe:
             now = self._clock()
             self._guarded(lambda: self._write_live(now))
             self._guarded(self._write_registry)
-            self._guarded(lambda: self._write_results(now, final=True))
+            if self._follower.seq > self._results_seq or self.state.ended_at is None:
+                self._guarded(lambda: self._write_results(now, final=True))
 
     def problem(self) -> str | None:
         """What went wrong since the last call, if it was not told before."""
