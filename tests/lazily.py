@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 from types import ModuleType
+from typing import Any
+
+
+class LazyModule(ModuleType):
+    """A module that is imported when its first public attribute is asked for.
+
+    Pytest asks whatever a file of tests holds for private ones (`_mock_name`), as it looks for fixtures.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(importlib.import_module(self.__name__), name)
 
 
 def lazily(name: str) -> ModuleType:
-    """The module of this name, which is executed when its first attribute is asked for."""
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.find_spec(name)
-    assert spec is not None, f"{name} is not installed"
-    assert spec.loader is not None
-    spec.loader = importlib.util.LazyLoader(spec.loader)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
+    assert importlib.util.find_spec(name) is not None, f"{name} is not installed"
+    return LazyModule(name)

@@ -546,20 +546,21 @@ async def _while_it_may_answer(tools: Tools, machine: MachineState) -> AsyncGene
     """Bounds what is asked of a machine. Raises TimeoutError, and does so soon if the machine is dead."""
     loop = asyncio.get_running_loop()
     given_up_at = loop.time() + COLLECT_LIMIT_S
+    timer: asyncio.TimerHandle | None = None
+    async with asyncio.timeout(None) as patience:  # large runs feel a second timer an attempt
 
-    def look() -> None:
-        nonlocal timer
-        if loop.time() >= given_up_at or _is_dead(tools, machine):
-            patience.reschedule(loop.time())
-        else:
-            timer = loop.call_later(DEAD_S / 4, look)
+        def look() -> None:
+            nonlocal timer
+            if loop.time() >= given_up_at or _is_dead(tools, machine):
+                patience.reschedule(loop.time())
+            else:
+                timer = loop.call_later(DEAD_S / 4, look)
 
-    timer = loop.call_later(DEAD_S / 4, look)
-    try:
-        async with asyncio.timeout(None) as patience:  # by `look`: large runs feel two timers an attempt
+        timer = loop.call_later(DEAD_S / 4, look)
+        try:
             yield
-    finally:
-        timer.cancel()
+        finally:
+            timer.cancel()
 
 
 def _is_dead(tools: Tools, machine: MachineState) -> bool:

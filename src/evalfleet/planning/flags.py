@@ -8,8 +8,12 @@ which typing would compile one by one, and a flag is no dataclass, which would i
 
 import functools
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypedDict, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypedDict, get_type_hints
+
+if TYPE_CHECKING:
+    from pathlib import Path
+else:  # at run time it is only shown, and `pathlib` takes as long to import as all the rest
+    from os import PathLike as Path
 
 # fmt: off
 Kind = Literal["names", "strings", "count", "workers", "usd", "duration", "share", "allow_broken", "schedule",

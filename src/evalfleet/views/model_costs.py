@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from evalfleet.model import AttemptId, Broken, Metered, ModelUse
+from evalfleet.model import Broken, Metered, ModelUse
 from evalfleet.state import AttemptState, RunState
 
 if TYPE_CHECKING:
@@ -66,10 +66,9 @@ def _by(attempts: Iterable[AttemptState], key: Callable[[AttemptState], str]) ->
     return {name: round(usd, 6) for name, usd in sorted(sums.items())}
 
 
-def task_model_usd(state: RunState, attempts: Iterable[str]) -> float | None:
+def task_model_usd(attempts: Iterable[AttemptState]) -> float | None:
     """What the metered calls of these attempts cost; None if none was metered."""
-    told = (state.attempts[AttemptId(attempt)].metered for attempt in attempts)
-    metered = [each.usd for each in told if each is not None]
+    metered = [each.metered.usd for each in attempts if each.metered is not None]
     return round(sum(metered), 6) if metered else None
 
 

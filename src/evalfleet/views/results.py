@@ -299,6 +299,9 @@ def attempt_model_usd(attempt: AttemptState) -> float | None:
 
 
 def _tokens(attempt: AttemptState) -> Mapping[str, int]:
+    if attempt.superseded is None and not attempt.grades:  # nearly all
+        measured = None if attempt.outcome is None else attempt.outcome.measured
+        return {} if measured is None else measured.tokens
     told = (outcome.measured.tokens for outcome in _outcomes(attempt) if outcome.measured is not None)
     return next((tokens for tokens in told if tokens), dict[str, int]())
 
@@ -383,17 +386,19 @@ def task_status(state: RunState, known: TaskState) -> TaskStatus:
 
 def _task(state: RunState, known: TaskState, run: str, now: Micros) -> TaskResult:
     """`machine`, `duration_seconds` and `artifacts` are of the attempt that decided; else of the newest."""
-    shown = known.decided_by or (known.attempts[-1] if known.attempts else None)
-    attempt = None if shown is None else state.attempts[shown]
+    attempts = [state.attempts[attempt] for attempt in known.attempts]
+    attempt = attempts[-1] if attempts else None
+    if known.decided_by is not None:
+        attempt = state.attempts[known.decided_by]
     return {
         "task_id": known.task.id,
         "domain": known.task.domain,
         **_verdict(known.outcome, _answer(attempt)),
         "duration_seconds": attempt_seconds(attempt),
         "attempts": len(known.attempts),
-        "broken_attempts": _broken_attempts(state, known),
-        "machine_usd": _rounded(sum(attempt_usd(state, state.attempts[a], now) for a in known.attempts)),
-        "model_usd": task_model_usd(state, known.attempts),
+        "broken_attempts": _broken_attempts(attempts),
+        "machine_usd": _rounded(sum([attempt_usd(state, each, now) for each in attempts])),
+        "model_usd": task_model_usd(attempts),
         "machine": None if attempt is None else state.machines[attempt.machine].name,
         "artifacts": None if attempt is None else artefacts_path(run, known.task.id, attempt.id),
         "status": task_status(state, known),
@@ -412,10 +417,9 @@ def origin_of(plan: Plan, task: Task) -> str:
     return task.id.rpartition("~")[0] or task.id
 
 
-def _broken_attempts(state: RunState, known: TaskState) -> dict[str, int]:
-    """Cause -> how many attempts at the task it broke: those before its score, or all."""
-    outcomes = (state.attempts[attempt].outcome for attempt in known.attempts)
-    causes = [str(outcome.cause) for outcome in outcomes if isinstance(outcome, Broken)]
+def _broken_attempts(attempts: Sequence[AttemptState]) -> dict[str, int]:
+    """Cause -> how many attempts at one task it broke: those before its score, or all."""
+    causes = [str(each.outcome.cause) for each in attempts if isinstance(each.outcome, Broken)]
     return dict(Counter(causes)) if causes else {}
 
 
