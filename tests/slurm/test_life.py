@@ -6,6 +6,7 @@ import asyncio
 import os
 import secrets
 import shlex
+import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -287,6 +288,25 @@ async def test_a_machine_that_is_made_again_is_not_the_one_before(cluster: Clust
         assert cluster.states()[f"evalfleet-{at.home_id}-{MACHINE}"], "Slurm has forgotten it"
         again = await at.up()
         assert again.start != first.start
+
+
+async def test_a_job_is_cancelled_at_once_and_not_only_after_the_next_poll(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tools, held = tmp_path / "tools", tmp_path / "held"
+    tools.mkdir()
+    wait = f'case "$*" in *--me*) while [ -e {held} ]; do sleep 0.1; done;; esac'
+    (tools / "squeue").write_text(f'#!/bin/sh\n{wait}\nexec {shutil.which("squeue")} "$@"\n')
+    (tools / "squeue").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    async with site(cluster, tmp_path) as at:
+        await at.up()
+        held.touch()
+        deletion = asyncio.create_task(at.place.delete(MACHINE))
+        name = f"evalfleet-{at.home_id}-{MACHINE}"
+        await until_async(lambda: asyncio.to_thread(lambda: cluster.states()[name] != "RUNNING"), "its end")
+        held.unlink()
+        await deletion
 
 
 async def test_a_machine_that_somebody_cancels_is_gone(cluster: Cluster, tmp_path: Path) -> None:

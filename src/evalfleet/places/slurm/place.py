@@ -455,6 +455,10 @@ class SlurmPlace(Preflight):
     async def _end(self, machine: MachineId, name: str) -> None:
         """Cancel the machine's job, and wait until it is over. Raises PlaceError."""
         until = time.monotonic() + KILL_WAIT_S
+        seen = self._queue.by_name.get(name)
+        if seen is not None and (seen.waits or seen.runs):
+            with suppress(PlaceError):  # it may be over by now; the next poll, which tells, is seconds off
+                await self._slurm.cancel([seen.id])
         job = (await self._ask_queue.fresh()).by_name.get(name)
         while job is not None and (job.waits or job.runs):
             if time.monotonic() > until:
