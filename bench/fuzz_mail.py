@@ -228,6 +228,7 @@ def ask_cluster(data: bytes, folder: Path, show: Show) -> None:
 
     async def ask() -> Sight:
         jobs = [*await slurm.jobs(), *await slurm.ended(("1",))]
+        await slurm.restarts(("1",))
         with _refusals(show):
             await slurm.longest_s("main")
         return Sight(queue_of(0.0, jobs), await slurm.order(), 1.8e9, 0.0, 3600.0)
@@ -242,7 +243,7 @@ def ask_cluster(data: bytes, folder: Path, show: Show) -> None:
                 found = folder_of(fields)
                 job = sight.queue.by_name.get(name)
                 sight.machine(MACHINE, "path", name, found)
-                ours = belonging("/shared", home, name, found, job, "us")
+                ours = belonging("/shared", home, name, found, job, "us", 1.8e9)
                 json.dumps(belonging_row(FoundBelonging("slurm", ours, is_own=True)), allow_nan=False)
 
 

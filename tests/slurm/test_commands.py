@@ -60,10 +60,23 @@ def test_other_trouble_is_transient() -> None:
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("0:00", 0), ("1:02", 62), ("1:00:00", 3600), ("2-00:00:01", 172801), ("infinite", 0), ("INVALID", 0)],
+    [
+        *(("0:00", 0), ("1:02", 62), ("1:00:00", 3600), ("2-00:00:01", 172801)),
+        *(("infinite", 0), ("INVALID", 0), ("9" * 200, 10**9)),
+    ],
 )
 def test_times_are_read(text: str, seconds: int) -> None:
     assert elapsed_s(text) == seconds
+
+
+def test_what_is_no_number_of_restarts_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = ["7 2", "8 -1", "9 N/A", f"10 {'9' * 5000}", "11", "12 1 1"]
+    command(tmp_path, "squeue", "; ".join(f"echo '{row}'" for row in rows))
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    slurm = Slurm(ThisComputer({}))
+    assert asyncio.run(slurm.restarts(["7"])) == {"7": 2}
+    command(tmp_path, "squeue", "exit 1")
+    assert asyncio.run(slurm.restarts(["7"])) == {}, "an older Slurm does not know the column"
 
 
 def test_a_limit_is_never_rounded_down() -> None:

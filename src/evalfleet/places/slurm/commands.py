@@ -15,6 +15,8 @@ from .login import Login
 ANSWER_S = 30.0
 SAID_CAP = 500
 LINE_CAP = 1 << 16
+LONGEST_S = 1e9
+"""No job has run for longer, whatever a login node says."""
 COLUMNS = "%i|%T|%M|%N|%P|%r|%j"
 WAITS = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
 RUNS = frozenset(
@@ -106,7 +108,7 @@ class Slurm:
         except PlaceError:
             return {}
         rows = [line.split() for line in said.splitlines()]
-        return {row[0]: int(row[1]) for row in rows if len(row) == 2 and row[1].isdecimal()}
+        return {row[0]: int(row[1]) for row in rows if len(row) == 2 and re.fullmatch("[0-9]{1,9}", row[1])}
 
     async def ended(self, jobs: Sequence[str]) -> Sequence[SlurmJob]:
         """What Slurm's books tell of jobs that `squeue` has forgotten; nothing where it keeps no books."""
@@ -188,7 +190,7 @@ def _job(line: str) -> SlurmJob | None:
 
 def _number(text: str) -> float:
     try:
-        return float(text)
+        return max(0.0, min(float(text), LONGEST_S))
     except ValueError:
         return 0.0
 
@@ -200,7 +202,7 @@ def elapsed_s(text: str) -> float:
         seconds = 0
         for part in rest.split(":"):
             seconds = seconds * 60 + int(part)
-        return float(seconds + 86400 * int(days or 0))
+        return max(0.0, min(float(seconds + 86400 * int(days or 0)), LONGEST_S))
     except (ValueError, OverflowError):
         return 0.0
 

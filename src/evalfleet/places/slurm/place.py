@@ -488,9 +488,9 @@ class SlurmPlace(Preflight):
             home, _, name = rest.partition("-")
             if mark == "evalfleet" and name and (job.waits or job.runs):
                 folders.setdefault((home, name), MachineFolder())
-        jobs, us = queue.by_name, self.owner
+        jobs, us, now = queue.by_name, self.owner, time.time()
         return [
-            belonging(site.shared, home, name, folder, jobs.get(f"evalfleet-{home}-{name}"), us)
+            belonging(site.shared, home, name, folder, jobs.get(f"evalfleet-{home}-{name}"), us, now)
             for (home, name), folder in sorted(folders.items())
         ]
 

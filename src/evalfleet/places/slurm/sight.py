@@ -161,13 +161,20 @@ def _text(told: Any) -> str:
 
 
 def belonging(
-    shared: str, home: str, name: str, folder: MachineFolder, job: SlurmJob | None, us: str
+    shared: str, home: str, name: str, folder: MachineFolder, job: SlurmJob | None, us: str, now: float
 ) -> Belonging:
-    """A machine of whatever home. One whose job waits has no expiry; one without a living job is over."""
+    """A machine of whatever home. One whose job waits has no expiry; one without a living job is over.
+
+    `now`: by our own clock. The mark of its start is by its node's, which is believed only as far as Slurm's
+    count of the seconds since bears it out: else what runs would seem to be over.
+    """
     lives = job is not None and (job.waits or job.runs)
     ends_at: float | None = folder.made_at + (0.0 if folder.job else MARK_S)
-    if lives:
-        ends_at = None if folder.start is None else folder.start.at + folder.life_s
+    if job is not None and lives:
+        began_at = now - job.ran_s
+        ends_at = None
+        if folder.start is not None:
+            ends_at = min(max(folder.start.at, began_at), began_at + MARK_S) + folder.life_s
     parts = [f"job {job.id} ({job.state.lower()})"] if job is not None and lives else []
     if folder.made_at:
         parts.append(f"{shared}/{home}/{name}")
