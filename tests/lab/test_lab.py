@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import weakref
 from pathlib import Path
 
 import pytest
@@ -126,8 +127,13 @@ class Traces:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         own = network_of("self")  # in which wait those that made the namespaces
-        self._networks = {network_of(pid) for pid in self._pids()} - {own, ""}
-        self._networks |= {f"net:[{os.stat(directory / 'net').st_ino}]"}
+        held = [os.open(directory / "net", os.O_RDONLY)]
+        for pid in self._pids():
+            with contextlib.suppress(OSError):  # gone meanwhile
+                held.append(os.open(f"/proc/{pid}/ns/net", os.O_RDONLY))
+        # while they are open, no other lab's networks get their numbers
+        weakref.finalize(self, lambda: [os.close(file) for file in held])
+        self._networks = {f"net:[{os.fstat(file).st_ino}]" for file in held} - {own}
 
     def found(self) -> list[str]:
         mounts = Path("/proc/self/mountinfo").read_text().splitlines()
