@@ -132,7 +132,7 @@ class Traces:
             with contextlib.suppress(OSError):  # gone meanwhile
                 held.append(os.open(f"/proc/{pid}/ns/net", os.O_RDONLY))
         # while they are open, no other lab's networks get their numbers
-        weakref.finalize(self, lambda: [os.close(file) for file in held])
+        weakref.finalize(self, close_all, held)
         self._networks = {f"net:[{os.fstat(file).st_ino}]" for file in held} - {own}
 
     def found(self) -> list[str]:
@@ -154,6 +154,11 @@ class Traces:
             with contextlib.suppress(OSError):  # gone meanwhile
                 pids += Path(path, "cgroup.procs").read_text().split()
         return pids
+
+
+def close_all(files: list[int]) -> None:
+    for file in files:
+        os.close(file)
 
 
 def network_of(pid: str) -> str:
