@@ -160,6 +160,23 @@ def test_a_node_that_is_unusable_or_lost_or_whose_container_dies_is_replaced(
     nothing_left(account)
 
 
+@pytest.mark.nightly
+def test_a_node_whose_memory_or_disk_is_used_up_is_replaced_by_what_its_supervisor_tells(
+    account: StandIn, tmp_path: Path
+) -> None:
+    """Each computer uses a thousandth of its memory, and so this one does all the time."""
+    at = desk(account, tmp_path, 1, isolation="none")
+    with (tmp_path / "evalfleet.toml").open("a") as rules:
+        rules.write("[alerts.compute_node_unhealthy]\nafter_s = 10\nshare = 0.001\n")
+    score = (tmp_path / "run.sh").read_text()
+    (tmp_path / "run.sh").write_text(f"if mkdir {tmp_path}/begun; then sleep 1000; fi\n{score}")
+    why = gave_up(at, at.start("run", "b.toml", "--on", "batch", "--workers", "1", "--name", "r"))
+    assert "memory of" in why[0] or "disk of" in why[0], why
+    first = at.results("r")["machines"][0]
+    assert "compute_node_unhealthy" in first["detail"]
+    nothing_left(account)
+
+
 def _details(at: Desk) -> list[str]:
     return [event.detail for event in at.events() if isinstance(event, MachineCondemned)]
 

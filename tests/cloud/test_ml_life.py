@@ -152,13 +152,8 @@ def test_a_job_that_is_stuck_is_given_up_in_time(
 
 
 @pytest.mark.parametrize("status", ["Finalizing", "CancelRequested"])
-def test_a_job_that_does_not_end_loses_its_cluster(
-    ml: StandIn, tmp_path: Path, status: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_that_does_not_end_loses_its_cluster(ml: StandIn, tmp_path: Path, status: str) -> None:
     """With the cluster the node goes, and the meter stops, whatever the job says."""
-    from evalfleet.places.azure_ml import place as module
-
-    monkeypatch.setattr(module, "CANCEL_S", 0.5)
     ml.troubles_of_jobs.stuck = {status}
 
     async def act(made: AzureMlPlace) -> None:
@@ -171,7 +166,7 @@ def test_a_job_that_does_not_end_loses_its_cluster(
         await made.delete(ONE)
         await until_async(lambda: _absent(made), "it is not listed")
 
-    play(ml, tmp_path, act)
+    play(ml, tmp_path, act, end_s=0.5)
     until(lambda: not ml.meters.running(), "no node is billed")
 
 

@@ -39,6 +39,11 @@ def limited(ml: StandIn, folder: Path, count: int, rule: str = "", **more: float
     return at
 
 
+def statuses(ml: StandIn) -> list[str]:
+    """Of all jobs."""
+    return ml.do(lambda: [job.status for job in ml.service.jobs.values()])
+
+
 def hangs_once(folder: Path) -> None:
     """The first attempt, of whichever task, takes longer than anybody waits."""
     score = 'echo \'{"score": 1}\' >"$EVALFLEET_OUT/result.json"'
@@ -86,6 +91,34 @@ def test_a_pull_that_takes_long_is_told_and_one_that_does_not_end_is_given_up(
     told = [alert["text"] for alert in alerts(at) if alert["rule"] == "docker_pull_slow"]
     assert told, alerts(at)
     assert "has been fetching its image for" in told[0]
+
+
+@pytest.mark.parametrize("status", ["Finalizing", "CancelRequested"])
+def test_a_job_that_does_not_end_holds_up_no_task_and_its_node_goes_with_the_cluster(
+    ml: StandIn, tmp_path: Path, status: str
+) -> None:
+    """The 12 hours of `Finalizing` and the 40 of `CancelRequested`. Its container ends, or never began."""
+    ml.troubles_of_jobs.stuck = {status} if status == "Finalizing" else {"Running", status}
+    at = limited(ml, tmp_path, 2, start_s=5, end_s=3)
+    if status == "Finalizing":
+        hangs_once(tmp_path)
+    run = begin(at)
+    if status == "Finalizing":
+        until((tmp_path / "begun").exists, lambda: run.said)
+        container = ml.job(FIRST).run
+        assert container is not None
+        ml.do(container.kill)
+    until(lambda: status in statuses(ml), lambda: run.said)
+    why = scored_elsewhere(ml, at, run, tasks=2)
+    told = (
+        "Azure ML: finalizing" if status == "Finalizing" else "running for 0 min, but its container has not"
+    )
+    assert told in why
+    first = at.results("r")["machines"][0]
+    assert told in first["detail"]
+    billed_s = max(span.seconds(ml.clock.now()) for span in ml.meters.spans)
+    assert first["uptime_seconds"] >= billed_s - 10, "it held its node, and so it is counted"
+    assert told in at("show", "r").out
 
 
 def test_a_job_that_stays_in_its_queue_is_given_up_unbilled(ml: StandIn, tmp_path: Path) -> None:

@@ -66,8 +66,6 @@ from .workspace import MlWorkspace
 
 CLUSTER_S = 300.0
 """How long a cluster may take to be made, which has no nodes yet."""
-CANCEL_S = 600.0
-"""How long a job may take to end once it was asked to; after that its cluster goes, if nobody needs it."""
 DELETE_S = 100.0
 """For so long one call of `delete` waits for a job to end."""
 PAUSE_S = 1.0
@@ -300,7 +298,7 @@ class AzureMlPlace(Preflight):
                 return
             if job.stage != "ends":
                 await self._client.cancel_job(name)
-            elif self._arm.now() - self._ending.get(name, self._arm.now()) > CANCEL_S:
+            elif self._arm.now() - self._ending.get(name, self._arm.now()) > self._settings.end_s:
                 # with its cluster, all that runs there ends, and the meter stops
                 await self._drop_clusters(machine.rsplit("-", 2)[0])
             if time.monotonic() > until:

@@ -96,6 +96,9 @@ class AzureMlSettings(Struct, frozen=True, forbid_unknown_fields=True):
         float,
         Meta(gt=0, description="a job that is said to run for longer without its container is given up"),
     ] = 600.0
+    end_s: Annotated[
+        float, Meta(gt=0, description="a job that takes longer to end loses its cluster, if none needs it")
+    ] = 600.0
     lost_s: Annotated[float, Meta(ge=60, description="a machine that is silent for longer is given up")] = (
         600.0
     )
