@@ -58,7 +58,7 @@ def test_failures_are_tried_once_more(
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     environ = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # only what is needed: others take long to load
-    argv = [str(TOOL), sys.executable, "-m", "pytest", "-p", "xdist", "-n", "2", "--dist", "worksteal"]
+    argv = [str(TOOL), sys.executable, "-m", "pytest", "-p", "xdist", "-n", "1", "--dist", "worksteal"]
     done = subprocess.run(
         argv, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )

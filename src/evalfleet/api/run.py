@@ -349,8 +349,9 @@ class Run:
                 view.update(follower.state, WallClock().now(), records)
         if view is not None:
             view.close(follower.state, WallClock().now())
+        self._follower = follower  # it has read all that ours would read once more
         self._raise_failure()
-        return results(follower.state, self.folder)
+        return self.results()
 
     async def ended(self, *, progress: bool | None = None) -> Results:
         """Does what `wait` does, for programs with an event loop: `await run` is short for it."""

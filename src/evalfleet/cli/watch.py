@@ -257,13 +257,12 @@ def _show(
             raise BrokenPipeError
 
     if quiet:
-        run.wait()
+        results = run.wait()
     else:
         try:
-            run.wait(observe=observe)
+            results = run.wait(observe=observe)
         finally:
             view.close(run.state(), clock.now())
-    results = run.results()
     told = summary(results, run.folder, colours=has_colours())
     document = results if content else without_content(results)
     text = json.dumps(document) if as_json else f"{'' if quiet else chr(10)}{told}"

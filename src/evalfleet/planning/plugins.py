@@ -234,7 +234,7 @@ class KindFields:
     def of_worker(self, plan: Plan, prepared: str, *, ready: bool) -> Mapping[str, object]:
         """`prepared`: the name of the benchmark that a pool's machine was set up for."""
         kind: str = plan.benchmark_spec.get("kind", plan.benchmark)
-        appliance = _appliance(kind) or _appliance(prepared)
+        appliance = _appliance(kind) or (_appliance(prepared) if prepared else None)
         if appliance is None:
             return WORKER_KEYS
         state = {appliance.ready_key: ready} if appliance.ready_key else {}
