@@ -111,7 +111,9 @@ def test_a_scribe_writes_all_files_of_a_run(tmp_path: Path) -> None:
         tmp_path / "latest/parallel_live.json"
     ).read_bytes()
     assert json.loads((tmp_path / "run1/results.json").read_bytes())["scored"] == 3
+    written = (tmp_path / "run1/results.json").stat().st_ino
     scribe.close()
+    assert (tmp_path / "run1/results.json").stat().st_ino == written  # all was said: large ones take long
     assert scribe.problem() is None
 
 
