@@ -151,7 +151,7 @@ def away_storage(ml: StandIn, is_away: bool) -> None:
 def test_a_service_that_is_away_for_a_while_costs_no_machine_and_no_score(
     ml: StandIn, tmp_path: Path, away: Callable[[StandIn, bool], None]
 ) -> None:
-    """Half a minute here; ten minutes of it are simulated by `bench stuck`."""
+    """Half a minute here; ten real ones are in test_ten_minutes_away."""
     at = limited(ml, tmp_path, 4)
     (tmp_path / "run.sh").write_text('sleep 8\necho \'{"score": 1}\' >"$EVALFLEET_OUT/result.json"\n')
     run = begin(at, workers=2)

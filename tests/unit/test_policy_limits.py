@@ -130,6 +130,19 @@ def test_a_fleet_that_stays_silent_is_given_up_at_last() -> None:
     assert condemned(run.wait(2.0)) == [M1, M2, M3]
 
 
+def test_a_store_that_all_machines_speak_through_may_be_away_for_as_long_as_one_of_them_may_be_silent() -> (
+    None
+):
+    mailed = Offer("cloud", "vm", silent_s=60.0, lost_s=600.0)
+    run = Run(9, (mailed,), workers=2)
+    run.turn()
+    run.ready()
+    for machine in (M1, M2):
+        run.tell(MachineSilent(MachineId(machine), after(run.now, -mailed.silent_s)))
+    assert condemned(run.wait(600.0)) == [], "ten minutes of it, and the minute until it was noticed"
+    assert condemned(run.wait(241.0)) == [M1, M2], "a quarter of an hour at last"
+
+
 def test_a_new_controller_gives_silent_machines_time_to_answer() -> None:
     run = Run(9, workers=3)
     run.turn()

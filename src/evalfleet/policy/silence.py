@@ -5,6 +5,10 @@ from __future__ import annotations
 from evalfleet.model import MachineId, Micros, after
 from evalfleet.state import MachineState, PlaceHearing, RunState
 
+ALL_AT_ONCE = 1.5
+"""Where no machine is heard, each gets so much longer than one that is silent alone: a store that all of them
+speak through may be away for as long as one machine may be silent."""
+
 
 def silence_ends(state: RunState) -> Micros | None:
     """When the next silent machine is given up."""
@@ -27,7 +31,7 @@ def _given_up_at(state: RunState, line: PlaceHearing, machine: MachineState) -> 
     much longer, and once one machine answers again the others get time to do the same.
     """
     since = machine.silent_since or 0
-    at_last = after(since, max(state.limits.fleet_lost_s, machine.offer.lost_s))
+    at_last = after(since, max(state.limits.fleet_lost_s, ALL_AT_ONCE * machine.offer.lost_s))
     if not proven_online(state, machine):
         return at_last
     return min(at_last, after(max(since, line.stirred_at), machine.offer.lost_s))
