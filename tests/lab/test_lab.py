@@ -216,10 +216,8 @@ def test_nothing_is_left_of_a_lab_that_failed_half_way() -> None:
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as creator:
         assert creator.stdout is not None
         try:
-            until(lambda: lab_of(creator.pid) is not None)
+            directory = until(lambda: lab_of(creator.pid), "its first host")
             suspend(creator.pid)
-            directory = lab_of(creator.pid)
-            assert directory is not None
             inside = ["nsenter", f"--net={directory / 'net'}", "--"]
             # where the last host's cable would be
             subprocess.run([*inside, "ip", "link", "add", "h23", "type", "bridge"], check=True)
