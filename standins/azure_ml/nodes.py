@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from evalfleet.lab.cgroups import remove_group
+from standins.cloud.words import Json
 
 KILLED = 137
 
@@ -37,7 +38,13 @@ class ContainerRun(Protocol):
 class Nodes(Protocol):
     """What runs containers."""
 
-    async def run(self, job: str, command: str, environ: Mapping[str, str]) -> ContainerRun: ...
+    async def pull(self, image: str, login: Json) -> str:
+        """Fetch a container's image with this login to its registry. Returns why that cannot be done."""
+        ...
+
+    async def run(
+        self, job: str, command: str, environ: Mapping[str, str], image: str = "", docker_args: str = ""
+    ) -> ContainerRun: ...
 
     async def close(self) -> None: ...
 
@@ -70,7 +77,12 @@ class Paper:
     def __init__(self) -> None:
         self.runs: dict[str, PaperRun] = {}
 
-    async def run(self, job: str, command: str, environ: Mapping[str, str]) -> ContainerRun:
+    async def pull(self, image: str, login: Json) -> str:
+        return ""
+
+    async def run(
+        self, job: str, command: str, environ: Mapping[str, str], image: str = "", docker_args: str = ""
+    ) -> ContainerRun:
         run = self.runs[job] = PaperRun()
         return run
 
@@ -126,7 +138,12 @@ class Processes:
             return f"no namespaces of processes can be made: {err}"
         return None
 
-    async def run(self, job: str, command: str, environ: Mapping[str, str]) -> ContainerRun:
+    async def pull(self, image: str, login: Json) -> str:
+        return ""
+
+    async def run(
+        self, job: str, command: str, environ: Mapping[str, str], image: str = "", docker_args: str = ""
+    ) -> ContainerRun:
         folder = tempfile.TemporaryDirectory(prefix="azure-ml-job-", ignore_cleanup_errors=True)
         with open(Path(folder.name) / "std_log.txt", "wb") as log:
             process = await asyncio.create_subprocess_exec(

@@ -281,7 +281,7 @@ class Service:
         if not self.troubles.sticks(job):
             await self.take(self.timing.pull)
         await self._while_stuck(job)
-        trouble = self._why_not_started(job)
+        trouble = self._why_not_started(job) or await self.nodes.pull(self._image(job), self._login(job))
         code = self._not_started(job, trouble) if trouble else await self._run(job)
         job.status = "Finalizing"
         await self._while_stuck(job)
@@ -306,20 +306,31 @@ class Service:
 
     def _registry_refusal(self, job: MlJob) -> str:
         """What the registry of its image says, if that is private, to the workspace's connections."""
-        name, version = str(job.body["environmentId"]).split("/")[-3::2]
-        image = str((self.environments[name, version].get("properties") or {}).get("image"))
+        image = self._image(job)
         server = image.partition("/")[0]
         if server not in self.registries:
             return ""
+        if login := self._login(job):
+            if login == self.registries[server]:
+                return ""
+            told = "unauthorized: authentication required"
+            return f"Error response from daemon: Get https://{server}/v2/: {told}"
+        told = "repository does not exist or may require 'docker login'"
+        return f"Error response from daemon: pull access denied for {image}, {told}"
+
+    def _image(self, job: MlJob) -> str:
+        name, version = str(job.body["environmentId"]).split("/")[-3::2]
+        return str((self.environments[name, version].get("properties") or {}).get("image"))
+
+    def _login(self, job: MlJob) -> Json:
+        """What the workspace's connections say of the registry of a job's image; nothing if none does."""
+        server = self._image(job).partition("/")[0]
         for each in self.connections.values():
             shown = each["properties"]
             if shown.get("category") == "ContainerRegistry" and server in str(shown.get("target")):
-                if shown.get("credentials") == self.registries[server]:
-                    return ""
-                told = "unauthorized: authentication required"
-                return f"Error response from daemon: Get https://{server}/v2/: {told}"
-        told = "repository does not exist or may require 'docker login'"
-        return f"Error response from daemon: pull access denied for {image}, {told}"
+                found: Json = shown.get("credentials") or {}
+                return found
+        return {}
 
     def _not_started(self, job: MlJob, trouble: str) -> int:
         self._log(job, "system_logs/lifecycler/lifecycler.log", trouble.encode())
@@ -334,7 +345,9 @@ class Service:
         own = {"AZUREML_RUN_ID": job.name, "AZUREML_ARM_WORKSPACE_NAME": "standin"}
         environ = {**self.node_environ, **own, **(job.body.get("environmentVariables") or {})}
         with self.clock.hold():
-            job.run = run = await self.nodes.run(job.name, self.prelude + job.body["command"], environ)
+            docker_args = str((job.body.get("resources") or {}).get("dockerArgs") or "")
+            command = self.prelude + job.body["command"]
+            job.run = run = await self.nodes.run(job.name, command, environ, self._image(job), docker_args)
         limit = asyncio.ensure_future(self.clock.sleep(limit_s))
         waiting = asyncio.ensure_future(run.wait())
         try:

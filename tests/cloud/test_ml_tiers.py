@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from evalfleet.events import AttemptEnded, AttemptStarted, CircuitChanged
+from evalfleet.events import AttemptEnded, AttemptStarted, CircuitChanged, MachineRequested
 from evalfleet.model import Scored
 from standins.azure_ml import Processes, StandIn
 from tests.cloud import ml_places
 from tests.cloud.mail_desk import nothing_left
 from tests.cloud.test_ml_run import desk
+from tests.desk import FollowedRun
 from tests.waiting import until
 
 CANNOT = Processes.missing()
@@ -71,4 +72,34 @@ def test_when_azure_ml_begins_to_fail_the_rest_runs_at_the_next_place_and_no_sco
     assert set(scores.values()) == {1}, "no task has two scores"
     report = at("report", "r")
     assert "toomanyrequests" in report.out, "it says why the place was left"
+    nothing_left(ml)
+
+
+def test_a_place_that_works_again_is_tried_by_one_machine_and_gets_tasks_again(
+    ml: StandIn, tmp_path: Path
+) -> None:
+    """A minute after it was left."""
+    ml.do(lambda: setattr(ml.troubles_of_jobs, "pull_error", "Error: toomanyrequests: pull rate limit"))
+    at = desk(ml, tmp_path, 60, sleeps=4)
+    run = at.start("run", "b.toml", "--on", "ml,local", "--workers", "2", "--name", "r")
+    followed = FollowedRun(at, "r")
+    followed.until(
+        lambda state: "ml" in state.circuits and state.circuits["ml"].phase == "open", "it is left"
+    )
+    ml.do(lambda: setattr(ml.troubles_of_jobs, "pull_error", ""))
+    followed.until(lambda state: state.circuits["ml"].phase == "closed", "it is trusted again")
+    events = [record.event for record in followed.records]
+    opened = next(n for n, e in enumerate(events) if isinstance(e, CircuitChanged) and e.phase == "open")
+    closed = next(n for n, e in enumerate(events) if isinstance(e, CircuitChanged) and e.phase == "closed")
+    probes = [
+        event.machine
+        for event in events[opened:closed]
+        if isinstance(event, MachineRequested) and event.offer.place == "ml"
+    ]
+    assert len(probes) == 1, "one machine is tried"
+    assert run.wait().code == 0, run.said
+    state = at.state("r")
+    assert state.scored == 60
+    assert state.circuits["ml"].proofs >= 2, "it has scored since"
+    assert "one machine was tried, and works" in at("report", "r").out
     nothing_left(ml)
