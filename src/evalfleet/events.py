@@ -33,6 +33,7 @@ from .model import (
     StopReason,
     Task,
     TaskId,
+    decodable,
 )
 
 SCHEMA = 2
@@ -515,8 +516,8 @@ schema 1 are read as they are.
 """
 
 _encoder = msgspec.json.Encoder(order="deterministic")
-_decoder = msgspec.json.Decoder(Event)
-_array_decoder = msgspec.json.Decoder(list[Event])
+_decoder = msgspec.json.Decoder(decodable(Event))
+_array_decoder = msgspec.json.Decoder(decodable(list[Event]))
 
 
 def kind_of(event: Event) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Any, Literal, NamedTuple, NewType
+from threading import Lock
+from typing import Annotated, Any, Literal, NamedTuple, NewType, TypeVar
 
 from msgspec import Meta, Struct, field
+from msgspec.json import Decoder
 
 TaskId = NewType("TaskId", str)
 MachineId = NewType("MachineId", str)
@@ -24,6 +26,21 @@ def after(at: Micros, seconds: float) -> Micros:
 
 def seconds_between(start: Micros, end: Micros) -> float:
     return (end - start) / SECOND
+
+
+T = TypeVar("T")
+_ready: set[Any] = set()
+_readying = Lock()
+
+
+def decodable(kind: T) -> T:
+    """The type, for msgspec to decode into. It finds out what a struct is made of when that is first asked
+    for, and the process ends by a segmentation fault if another thread asks meanwhile."""
+    if kind not in _ready:
+        with _readying:
+            Decoder(kind)
+            _ready.add(kind)
+    return kind
 
 
 class Cause(StrEnum):

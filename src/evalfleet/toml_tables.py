@@ -12,6 +12,7 @@ from typing import Any, TypeGuard, TypeVar, get_args
 import msgspec
 
 from .errors import RequestError
+from .model import decodable
 from .names import hint
 
 T = TypeVar("T")
@@ -76,7 +77,7 @@ def convert(raw: Any, type_: type[T], where: str, *, strict: bool = True) -> T:
     """
     _check_keys(raw, type_, where, "")
     try:
-        return msgspec.convert(raw, type_, strict=strict)
+        return msgspec.convert(raw, decodable(type_), strict=strict)
     except msgspec.ValidationError as e:
         raise RequestError(f"{where}: {explain(str(e))}") from None
 

@@ -20,7 +20,7 @@ from msgspec import Raw, Struct
 from evalfleet.errors import JournalForeign, RequestError
 from evalfleet.events import SCHEMA, Event, Record, RunPlanned, decode, encode
 from evalfleet.files import scratch_of
-from evalfleet.model import Micros
+from evalfleet.model import Micros, decodable
 from evalfleet.names import check_run_name, folder_of, safe_name
 from evalfleet.planning.workspace import Workspace
 from evalfleet.state import fold
@@ -97,7 +97,7 @@ def import_run(workspace: Workspace, path: Path, *, name: str | None = None) -> 
 
 
 def _imported(archive: tarfile.TarFile, path: Path, name: str | None, workspace: Workspace) -> Run:
-    header = msgspec.json.decode(_read(archive, "run.json"), type=ArchiveHeader)
+    header = msgspec.json.decode(_read(archive, "run.json"), type=decodable(ArchiveHeader))
     if header.format > FORMAT:
         raise RequestError(f"{path} was written by a newer evalfleet ({header.version}): upgrade evalfleet")
     run = check_run_name(name or header.run)
@@ -130,7 +130,7 @@ def _read(archive: tarfile.TarFile, name: str) -> bytes:
 
 def _events(lines: bytes, schema: int, run: str) -> list[tuple[Micros, Event]]:
     events: list[tuple[Micros, Event]] = []
-    decoder = msgspec.json.Decoder(EventLine)
+    decoder = msgspec.json.Decoder(decodable(EventLine))
     for line in lines.splitlines():
         found = decoder.decode(line)
         event = decode(bytes(found.event), schema)

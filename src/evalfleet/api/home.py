@@ -22,7 +22,7 @@ from evalfleet.errors import JournalError, JournalForeign, RequestError
 from evalfleet.files import points_to
 from evalfleet.journal import Store, StreamInfo
 from evalfleet.journal.database import FILE, refuse_file
-from evalfleet.model import Micros, after
+from evalfleet.model import Micros, after, decodable
 from evalfleet.names import safe_name
 from evalfleet.planning.workspace import Workspace
 from evalfleet.views.follow import Follower
@@ -75,7 +75,7 @@ def list_runs(
 
 def _stored(body: str | None) -> RunSummary | None:
     try:
-        return None if body is None else msgspec.json.decode(body, type=RunSummary)
+        return None if body is None else msgspec.json.decode(body, type=decodable(RunSummary))
     except msgspec.MsgspecError:
         return None  # somebody wrote something else there: the journal tells
 

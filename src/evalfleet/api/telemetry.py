@@ -21,7 +21,7 @@ from evalfleet.errors import JournalError, RequestError
 from evalfleet.http_client import NoAnswer, ask
 from evalfleet.journal import Store, StreamInfo
 from evalfleet.journal.database import FILE, refuse_file
-from evalfleet.model import SECOND, Micros
+from evalfleet.model import SECOND, Micros, decodable
 from evalfleet.planning.workspace import Workspace
 from evalfleet.state import RunState
 from evalfleet.version import requirement
@@ -75,7 +75,7 @@ class Exporter:
 
     def _is_wanted(self, store: Store, info: StreamInfo, body: str | None, now: Micros) -> bool:
         """Has it no summary yet, a controller, or an end that is not long ago?"""
-        ended = msgspec.json.decode(body, type=_Ended).ended_at if body is not None else None
+        ended = msgspec.json.decode(body, type=decodable(_Ended)).ended_at if body is not None else None
         if ended is None or store.held(info, now) is not None:
             return True
         return datetime.fromisoformat(ended).timestamp() + self._ended_s >= now / SECOND

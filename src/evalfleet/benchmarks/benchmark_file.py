@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from evalfleet.errors import RequestError
-from evalfleet.model import Isolation, Needs, Task
+from evalfleet.model import Isolation, Needs, Task, decodable
 from evalfleet.toml_tables import convert, read_toml
 
 from .containers import ContainerSettings, check_container, check_image
@@ -150,7 +150,7 @@ def load_benchmark(path: Path) -> Loaded:
 
 def _oracle(loaded: Loaded, file: BenchmarkFile) -> Loaded:
     """Its results are nobody's, so it has another name. A solution needs no keys of models."""
-    spec = msgspec.convert(loaded.spec, CommandSpec)
+    spec = msgspec.convert(loaded.spec, decodable(CommandSpec))
     files = dict.fromkeys((*spec.files, *file.solution_files))
     spec = msgspec.structs.replace(
         spec,

@@ -32,6 +32,7 @@ from evalfleet.model import (
     Scorer,
     Task,
     Trajectory,
+    decodable,
 )
 from evalfleet.names import attempt_number, safe_name
 from evalfleet.ports import Answer, Grader
@@ -115,7 +116,7 @@ class CommandBenchmark:
         agent: Mapping[str, str] | None = None,
         settings: Mapping[str, str] | None = None,
     ) -> CommandBenchmark:
-        return cls(msgspec.convert(spec, CommandSpec), model=model, agent=agent, settings=settings)
+        return cls(msgspec.convert(spec, decodable(CommandSpec)), model=model, agent=agent, settings=settings)
 
     def keep(self, tasks: Sequence[Task], folder: Path, twins: Callable[[str], Path | None]) -> None:
         keep_bundles(self.spec, tasks, folder, twins)

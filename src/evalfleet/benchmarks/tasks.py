@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from evalfleet.errors import RequestError
-from evalfleet.model import Needs, Task, TaskId
+from evalfleet.model import Needs, Task, TaskId, decodable
 from evalfleet.names import hint
 from evalfleet.toml_tables import convert
 
@@ -110,7 +110,7 @@ class TaskDefaults(Struct, frozen=True):
     """Of a task of a dataset whose id tells none."""
 
 
-_decoder = msgspec.json.Decoder(TaskLine)
+_decoder = msgspec.json.Decoder(decodable(TaskLine))
 Located = tuple[str, TaskLine]
 """Where it is written (`tasks.jsonl:3`), and what it says."""
 
@@ -311,7 +311,7 @@ def _plain(own: TaskOwn) -> dict[str, Any]:
 
 
 def own_of(task: Task) -> TaskOwn:
-    return msgspec.convert(task.own, TaskOwn) if task.own else _NOTHING
+    return msgspec.convert(task.own, decodable(TaskOwn)) if task.own else _NOTHING
 
 
 def with_own(task: Task, own: TaskOwn) -> Task:

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from evalfleet.errors import ChannelError, SetupFailed
-from evalfleet.model import AttemptId, Bundle, Collected
+from evalfleet.model import AttemptId, Bundle, Collected, decodable
 from evalfleet.names import NOTE, PARTIAL
 
 from .link import UNREADABLE
@@ -437,7 +437,7 @@ def _read_note(path: Path) -> list[LeftOut] | None:
     """What was left out, by a file of ours; None if there is none that can be read."""
     data = read_file(str(path), _NOTE_CAP)
     try:
-        return None if data is None else msgspec.json.decode(data, type=list[LeftOut])
+        return None if data is None else msgspec.json.decode(data, type=decodable(list[LeftOut]))
     except UNREADABLE:
         return None
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol, cast
 import msgspec
 from msgspec import Raw, Struct
 
-from evalfleet.model import EndReason, Metered
+from evalfleet.model import EndReason, Metered, decodable
 
 from .samples import ENGINE_DOWN, Load
 
@@ -68,8 +68,8 @@ class Pulse(Struct):
     calls_bytes: int = 0
 
 
-decode_line = msgspec.json.Decoder(Incoming).decode
-_pulses = msgspec.json.Decoder(dict[str, Pulse]).decode
+decode_line = msgspec.json.Decoder(decodable(Incoming)).decode
+_pulses = msgspec.json.Decoder(decodable(dict[str, Pulse])).decode
 
 
 def plain(text: str, cap: int = 500) -> str:

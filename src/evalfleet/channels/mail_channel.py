@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from evalfleet.errors import ChannelError, SetupFailed
-from evalfleet.model import Bundle, Collected
+from evalfleet.model import Bundle, Collected, decodable
 from evalfleet.ports import Fence
 
 from .artefacts import STANDARD_CAPS, Caps
@@ -117,7 +117,7 @@ class MailMover(ParcelMover):
         finally:
             line.close()
         try:
-            answer = msgspec.json.decode(said, type=PutAnswer)
+            answer = msgspec.json.decode(said, type=decodable(PutAnswer))
         except UNREADABLE:
             raise ConnectionError(f"the machine answered {said[:100]!r}, and {line.code}") from None
         if answer.error:

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from evalfleet.errors import ChannelError, SetupFailed
-from evalfleet.model import AttemptId, Bundle, Collected, Job
+from evalfleet.model import AttemptId, Bundle, Collected, Job, decodable
 from evalfleet.names import INCOMING, PARTIAL
 from evalfleet.ports import Fence
 
@@ -233,7 +233,7 @@ class Stage:
     def _stayed(self, told: dict[str, Any]) -> list[LeftOut]:
         """What did not come, or came and is no good: that is removed. Raises ForgedParcel."""
         try:
-            end = msgspec.convert(told, ParcelEnd)
+            end = msgspec.convert(told, decodable(ParcelEnd))
         except msgspec.ValidationError as err:
             raise ForgedParcel(f"its end is none: {err}") from None
         if len(end.left_out) > MOST_TOLD:
@@ -343,7 +343,7 @@ class Entry(Struct, frozen=True):
     left_out: tuple[msgspec.Raw, ...] = ()
 
 
-_decode = msgspec.json.Decoder(Entry).decode
+_decode = msgspec.json.Decoder(decodable(Entry)).decode
 
 
 class Flat(Struct, frozen=True):

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from evalfleet.files import replace
-from evalfleet.model import SECOND, Micros
+from evalfleet.model import SECOND, Micros, decodable
 from evalfleet.names import safe_name
 
 _Id = TypeVar("_Id", bound=str)
@@ -148,7 +148,9 @@ class Samples:
 def read_newest(home: Path, machine: str) -> Newest | None:
     """What the machine has told last; None if nothing that can be read."""
     try:
-        return msgspec.json.decode((home / FOLDER / f"{safe_name(machine)}.json").read_bytes(), type=Newest)
+        return msgspec.json.decode(
+            (home / FOLDER / f"{safe_name(machine)}.json").read_bytes(), type=decodable(Newest)
+        )
     except (OSError, msgspec.MsgspecError):
         return None
 

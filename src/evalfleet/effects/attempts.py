@@ -56,6 +56,7 @@ from evalfleet.model import (
     Scorer,
     Task,
     after,
+    decodable,
 )
 from evalfleet.names import INCOMING, PARTIAL, artefacts_folder
 from evalfleet.policy import proven_online
@@ -624,7 +625,7 @@ def _masked(grade: Grade, hidden: Secrets) -> Grade:
     """What a grader says may have been said by the agent, which knows secrets."""
     if grade.measured is not None:
         plain = hidden.mask_result(msgspec.json.encode(grade.measured))
-        grade = structs.replace(grade, measured=msgspec.json.decode(plain, type=Measured))
+        grade = structs.replace(grade, measured=msgspec.json.decode(plain, type=decodable(Measured)))
     if isinstance(grade, Broken):
         return structs.replace(grade, detail=hidden.mask_text(grade.detail))
     if not 0.0 <= grade.score <= 1.0:

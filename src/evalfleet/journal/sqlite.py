@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from evalfleet.errors import JournalForeign, RequestError, RunHeld
 from evalfleet.events import SCHEMA, Event, Record, decode, decode_array, encode, kind_of
-from evalfleet.model import Micros, after
+from evalfleet.model import Micros, after, decodable
 
 from . import checksums, database
 from .database import BUSY_S, FILE, explained, transaction
@@ -417,7 +417,7 @@ def _connection(path: Path, read_only: bool, busy_s: float) -> sqlite3.Connectio
 
 def _info(row: tuple[str, StreamKind, Micros, int, str | None, Micros]) -> StreamInfo:
     name, kind, created_at, epoch, holder, lease_until = row
-    who = None if holder is None else msgspec.json.decode(holder, type=Holder)
+    who = None if holder is None else msgspec.json.decode(holder, type=decodable(Holder))
     return StreamInfo(name, kind, created_at, epoch, who, lease_until)
 
 

@@ -24,7 +24,7 @@ from msgspec import Struct
 
 from evalfleet.errors import JournalError, JournalForeign, LeaseLost
 from evalfleet.events import SCHEMA, Event, Record, decode, encode, kind_of
-from evalfleet.model import Micros, after
+from evalfleet.model import Micros, after, decodable
 from evalfleet.ports import Request
 
 from .checksums import checksum, seed
@@ -142,7 +142,7 @@ class Writer:
         row = self._conn.execute("SELECT holder FROM stream WHERE name = ?", (name,)).fetchone()
         who = "another controller, which has let it go since,"
         if row and row[0]:
-            holder = msgspec.json.decode(row[0], type=Holder)
+            holder = msgspec.json.decode(row[0], type=decodable(Holder))
             who = f"pid {holder.pid} on {holder.host}, at {local_time(holder.since)},"
         raise LeaseLost(f"{who} took over {name!r}: this controller records and does nothing more")
 

@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -260,7 +260,7 @@ class BucketObjects:
                 raise
 
     @contextlib.contextmanager
-    def _explaining(self, but: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    def _explaining(self, but: tuple[type[Exception], ...] = ()) -> Generator[None]:
         """Say what obstore's errors mean, and the disk's, except those that the caller knows better (`but`).
 
         Anything else is a defect of ours, and nothing that another try could mend.

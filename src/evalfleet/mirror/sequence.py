@@ -22,7 +22,7 @@ from evalfleet.errors import JournalForeign, RequestError
 from evalfleet.journal import Holder
 from evalfleet.journal.checksums import Row, seed
 from evalfleet.journal.holder import local_time
-from evalfleet.model import Micros
+from evalfleet.model import Micros, decodable
 from evalfleet.names import safe_name
 from evalfleet.ports import Objects
 
@@ -97,11 +97,11 @@ def decoded(content: bytes) -> JournalObject:
     first, *lines = content.splitlines()
     rows: list[Row] = []
     for line in lines:
-        event = msgspec.json.decode(line, type=_EventLine)
+        event = msgspec.json.decode(line, type=decodable(_EventLine))
         checksum = bytes.fromhex(event.checksum)
         head = (event.seq, event.epoch, event.schema, event.at)
         rows.append(Row(*head, event.kind.encode(), bytes(event.body), checksum))
-    return JournalObject(msgspec.json.decode(first, type=Header), tuple(rows))
+    return JournalObject(msgspec.json.decode(first, type=decodable(Header)), tuple(rows))
 
 
 def _numbers_in(names: Iterable[str]) -> list[int]:

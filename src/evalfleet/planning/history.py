@@ -9,6 +9,8 @@ from statistics import median
 
 import msgspec
 
+from evalfleet.model import decodable
+
 LATEST = 5
 LOOKED_AT = 100
 FEW_ATTEMPTS = 5
@@ -95,7 +97,7 @@ def _latest(home: Path, benchmark: str) -> Iterator[_Run]:
         if left == 0:
             return
         try:
-            found = msgspec.json.decode(path.read_bytes(), type=_Run)
+            found = msgspec.json.decode(path.read_bytes(), type=decodable(_Run))
         except (OSError, msgspec.MsgspecError):
             continue  # anyone may have put a file there
         if found.benchmark == benchmark:

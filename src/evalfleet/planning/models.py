@@ -18,7 +18,7 @@ from msgspec import Struct, field
 
 from evalfleet.channels.meter.accounts import Prices, price_of
 from evalfleet.errors import RequestError
-from evalfleet.model import SECOND, Metering, Micros, ModelApi
+from evalfleet.model import SECOND, Metering, Micros, ModelApi, decodable
 from evalfleet.names import hint
 from evalfleet.toml_tables import convert
 from evalfleet.version import requirement
@@ -47,7 +47,7 @@ class Vendor(Struct, frozen=True):
 def vendors() -> Mapping[str, Vendor]:
     """The APIs that are known, by name: what `vendors.toml` beside this module says."""
     table = tomllib.loads(Path(__file__).with_name("vendors.toml").read_text("utf-8"))
-    return msgspec.convert(table, dict[str, Vendor])
+    return msgspec.convert(table, decodable(dict[str, Vendor]))
 
 
 GATEWAY = "gateway"

@@ -12,7 +12,7 @@ from evalfleet.benchmarks.loaded import Loaded
 from evalfleet.channels.resident import contents_of
 from evalfleet.errors import RequestError
 from evalfleet.events import NewFiles
-from evalfleet.model import Bundle, Plan, Task
+from evalfleet.model import Bundle, Plan, Task, decodable
 
 from .plan import isolation_of, with_needs
 from .plan_parts import BenchmarkOrigin, BenchmarkSpec, benchmark_of, keep_files, plain, specs_of
@@ -50,7 +50,7 @@ def _differs(plan: Plan, new: NewFiles) -> bool:
 
 
 def _read(plan: Plan, left: Sequence[Task], home: Path) -> tuple[NewFiles, tuple[Task, ...]]:
-    envelope = msgspec.convert(plan.benchmark_spec, BenchmarkSpec)
+    envelope = msgspec.convert(plan.benchmark_spec, decodable(BenchmarkSpec))
     if envelope.source is None:
         raise RequestError(
             f"run {plan.run!r} was planned by an earlier evalfleet, which did not write down where its "

@@ -31,6 +31,7 @@ from evalfleet.model import (
     Plan,
     ScheduleName,
     Task,
+    decodable,
 )
 from evalfleet.names import check_run_name, default_run_name, hint
 from evalfleet.schedules import is_dealt
@@ -463,7 +464,7 @@ def with_needs(spec: Mapping[str, Any], tasks: Sequence[Task], schedule: Schedul
     own = [task.needs for task in tasks if task.needs is not None]
     if not own or not is_dealt(schedule):
         return spec
-    needs = functools.reduce(Needs.joined, own, msgspec.convert(spec.get("needs", {}), Needs))
+    needs = functools.reduce(Needs.joined, own, msgspec.convert(spec.get("needs", {}), decodable(Needs)))
     return {**spec, "needs": needs}
 
 

@@ -15,6 +15,7 @@ from evalfleet.errors import RequestError
 from evalfleet.model import (
     Plan,
     Task,
+    decodable,
 )
 from evalfleet.ports import Benchmark, FileBenchmark, GuestBenchmark, Objects, Place, PlaceContext
 from evalfleet.toml_tables import convert
@@ -56,7 +57,7 @@ def plain(value: object) -> Any:
 
 
 def specs_of(plan: Plan) -> dict[str, PlaceSpec]:
-    return {name: msgspec.convert(plan.place_specs[name], PlaceSpec) for name in plan.places}
+    return {name: msgspec.convert(plan.place_specs[name], decodable(PlaceSpec)) for name in plan.places}
 
 
 KEPT_FILES = ".files"
@@ -68,7 +69,7 @@ def benchmark_of(plan: Plan, folder: Path | None = None) -> Benchmark:
 
     `folder` is the run's: with it, the benchmark has the files that were kept there when it was planned.
     """
-    envelope = msgspec.convert(plan.benchmark_spec, BenchmarkSpec)
+    envelope = msgspec.convert(plan.benchmark_spec, decodable(BenchmarkSpec))
     kind = benchmark_kind(envelope.kind)
 
     def made_for(model: str) -> Benchmark:
@@ -102,7 +103,7 @@ def check_files(plan: Plan, tasks: Sequence[Task], folder: Path) -> None:
 
 def appliance_of(plan: Plan) -> Appliance | None:
     """What can be done by hand with machines that were set up for the plan's benchmark."""
-    return benchmark_kind(msgspec.convert(plan.benchmark_spec, BenchmarkSpec).kind).appliance
+    return benchmark_kind(msgspec.convert(plan.benchmark_spec, decodable(BenchmarkSpec)).kind).appliance
 
 
 def result_writer_of(plan: Plan) -> ResultWriter | None:
@@ -127,7 +128,7 @@ async def vetted(plan: Plan, secrets: Mapping[str, str]) -> list[str]:
 
 
 def secret_names(plan: Plan) -> tuple[str, ...]:
-    return msgspec.convert(plan.benchmark_spec, BenchmarkSpec).secrets
+    return msgspec.convert(plan.benchmark_spec, decodable(BenchmarkSpec)).secrets
 
 
 def setup_secrets(plan: Plan) -> tuple[str, ...]:

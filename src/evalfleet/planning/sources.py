@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from evalfleet.benchmarks.loaded import BenchmarkKind, Loaded
 from evalfleet.errors import RequestError
+from evalfleet.model import decodable
 from evalfleet.names import hint
 from evalfleet.toml_tables import check_finite, convert
 
@@ -258,7 +259,7 @@ def _coerced(text: str, type_: Any, key: str) -> Any:
         if words and text not in words and any(get_origin(part) in lists for part in get_args(plain)):
             value = listed
     try:
-        made = msgspec.to_builtins(msgspec.convert(value, type_, strict=False))
+        made = msgspec.to_builtins(msgspec.convert(value, decodable(type_), strict=False))
     except msgspec.ValidationError as e:
         if options := _options(type_):
             raise RequestError(f"--set {key!r} is {text[:80]!r}; write one of {', '.join(options)}") from None

@@ -23,7 +23,7 @@ from evalfleet.channels.samples import ENGINE_DOWN, EVERY_S, Newest, Sample, rea
 from evalfleet.errors import FleetError
 from evalfleet.events import RunSteered
 from evalfleet.journal import Store
-from evalfleet.model import Alerting, MachineId, Micros, Notify
+from evalfleet.model import Alerting, MachineId, Micros, Notify, decodable
 from evalfleet.names import safe_name
 from evalfleet.state import RunState, objection
 from evalfleet.version import __version__
@@ -83,7 +83,7 @@ def read_alerts(folder: Path) -> list[Alert]:
     alerts: list[Alert] = []
     for line in lines:
         with suppress(msgspec.MsgspecError):
-            alerts.append(msgspec.json.decode(line, type=Alert))
+            alerts.append(msgspec.json.decode(line, type=decodable(Alert)))
     return alerts
 
 

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from evalfleet.channels.samples import Newest, read_newest
-from evalfleet.model import SECOND, AttemptId, MachineId, Micros, NewestStep, Step, seconds_between
+from evalfleet.model import SECOND, AttemptId, MachineId, Micros, NewestStep, Step, decodable, seconds_between
 from evalfleet.names import STEPS, safe_name
 from evalfleet.state import RunState
 
@@ -35,6 +35,8 @@ class Progress(Struct, frozen=True):
     """How long ago it last made a step, wrote a line, or began or ended a metered model call."""
     problem: str = ""
     """Why its trajectory cannot be read."""
+    stepped_at: Micros | None = None
+    """When its newest step was made, as the step tells it, or seen."""
 
 
 def read_progress(home: Path, state: RunState, now: Micros) -> dict[AttemptId, Progress]:
@@ -54,7 +56,7 @@ def read_progress(home: Path, state: RunState, now: Micros) -> dict[AttemptId, P
 
 def _newest(path: Path) -> NewestStep | None:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=NewestStep)
+        return msgspec.json.decode(path.read_bytes(), type=decodable(NewestStep))
     except (OSError, msgspec.MsgspecError):
         return None
 
@@ -66,7 +68,9 @@ def _progress(step: NewestStep | None, load: Newest | None, attempt: AttemptId, 
     idle_s = max(0.0, seconds_between(max(heard), now)) if heard else None
     if step is None:
         return Progress(idle_s=idle_s)
-    return Progress(step.count, step.step, idle_s, step.problem)
+    made_at = step.step.at if step.step is not None else None
+    stepped_at = step.seen_at if made_at is None else round(made_at * SECOND)
+    return Progress(step.count, step.step, idle_s, step.problem, stepped_at or None)
 
 
 class ProgressReader:

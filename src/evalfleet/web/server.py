@@ -29,7 +29,7 @@ from evalfleet.api.run import Run
 from evalfleet.api.run_changes import change_of, machine_of, steer
 from evalfleet.api.runs import compare_results
 from evalfleet.errors import FleetError, JournalForeign, RequestError
-from evalfleet.model import AttemptId
+from evalfleet.model import AttemptId, decodable
 from evalfleet.names import artefacts_folder
 from evalfleet.state import AttemptState
 from evalfleet.version import __version__
@@ -251,7 +251,7 @@ class Pages:
     async def steer(self, request: Request) -> Response:
         watched = await self._opened(request)
         try:
-            wanted = msgspec.json.decode(await _body(request), type=SteeringRequest)
+            wanted = msgspec.json.decode(await _body(request), type=decodable(SteeringRequest))
         except msgspec.MsgspecError as err:
             raise RequestError(f"that is no change of a run: {err}") from err
         run = watched.run()

@@ -27,6 +27,7 @@ from evalfleet.model import (
     SetupStep,
     Task,
     TaskId,
+    decodable,
 )
 from evalfleet.ports import Grader
 
@@ -135,7 +136,7 @@ class HalBenchmark:
     def from_spec(
         cls, spec: Mapping[str, Any], *, model: str, agent: Mapping[str, str], settings: Mapping[str, str]
     ) -> HalBenchmark:
-        return cls(msgspec.convert(spec, HalSpec), model=model, agent=agent)
+        return cls(msgspec.convert(spec, decodable(HalSpec)), model=model, agent=agent)
 
     @property
     def name(self) -> str:
@@ -204,7 +205,9 @@ class HalBenchmark:
     def prices(self) -> Mapping[str, ModelPrice]:
         """HAL's own, as they were when the run was planned."""
         if self._kept is not None and (self._kept / PRICES).is_file():
-            return msgspec.json.decode((self._kept / PRICES).read_bytes(), type=dict[str, ModelPrice])
+            return msgspec.json.decode(
+                (self._kept / PRICES).read_bytes(), type=decodable(dict[str, ModelPrice])
+            )
         return price_table(Path(self._spec.settings.hal_repo))
 
     def _given_args(self) -> dict[str, Any]:
@@ -229,7 +232,7 @@ class HalBenchmark:
         if ended.result is None and ended.reason == "timed_out" and healthy:
             return Answered(seconds=ended.seconds)
         try:
-            result = msgspec.json.decode(ended.result or b"", type=HalResult)
+            result = msgspec.json.decode(ended.result or b"", type=decodable(HalResult))
         except msgspec.MsgspecError:
             return outcome_of(task, ended, healthy)
         if result.broken:

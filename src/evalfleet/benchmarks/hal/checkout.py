@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Struct, field
 
 from evalfleet.errors import RequestError
+from evalfleet.model import decodable
 from evalfleet.names import hint
 
 from .settings import WANDB_KEY, HalSettings
@@ -76,7 +77,7 @@ def _words(settings: HalSettings, verb: str, folder: Path) -> list[str]:
 
 def read_answer(folder: Path, log: str) -> HalAnswer:
     try:
-        return msgspec.json.decode((folder / "answer.json").read_bytes(), type=HalAnswer)
+        return msgspec.json.decode((folder / "answer.json").read_bytes(), type=decodable(HalAnswer))
     except OSError:
         return HalAnswer(problem=last_line(log) or "it ended without a word")
     except msgspec.MsgspecError as err:

@@ -31,6 +31,7 @@ from evalfleet.model import (
     SetupStep,
     Task,
     Trajectory,
+    decodable,
 )
 from evalfleet.names import safe_name
 from evalfleet.ports import Check
@@ -222,7 +223,7 @@ class WaaBenchmark:
     def from_spec(
         cls, spec: Mapping[str, Any], *, model: str, agent: Mapping[str, str], settings: Mapping[str, str]
     ) -> WaaBenchmark:
-        made = msgspec.convert(spec, WaaSpec)
+        made = msgspec.convert(spec, decodable(WaaSpec))
         return cls(made.settings, model=model, agent=agent, iso=made.iso, golden=made.golden)
 
     @property

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from evalfleet.errors import RequestError
 from evalfleet.files import replace
-from evalfleet.model import KeptFiles
+from evalfleet.model import KeptFiles, decodable
 
 from .host.config import SENT_FROM
 from .settings import HERE, WaaSettings
@@ -65,7 +65,7 @@ def _sums(home: Path, paths: Mapping[str, Path]) -> dict[str, _Sum]:
     """By name. What is known of files that have not changed since is not computed again."""
     kept = home / SUMS
     try:
-        known = msgspec.json.decode(kept.read_bytes(), type=dict[str, _Sum])
+        known = msgspec.json.decode(kept.read_bytes(), type=decodable(dict[str, _Sum]))
     except (OSError, msgspec.MsgspecError):
         known = {}
     found: dict[str, _Sum] = {}

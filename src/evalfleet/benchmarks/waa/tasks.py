@@ -16,7 +16,7 @@ from msgspec import Meta, Struct
 
 from evalfleet.errors import RequestError
 from evalfleet.files import replace
-from evalfleet.model import SECOND, Micros, Task, TaskId
+from evalfleet.model import SECOND, Micros, Task, TaskId, decodable
 from evalfleet.names import hint
 from evalfleet.toml_tables import reason
 
@@ -169,7 +169,7 @@ def keep_list(home: Path, image: str, listed: bytes) -> None:
 def _read(listed: bytes, image: str) -> ImageTasks:
     """Agents have worked on the machine that wrote it: what becomes a path or a message is checked."""
     try:
-        told = msgspec.json.decode(listed, type=ImageTasks)
+        told = msgspec.json.decode(listed, type=decodable(ImageTasks))
     except msgspec.MsgspecError as err:
         raise RequestError(f"what it tells is no list of tasks ({err})") from None
     if not _DIGEST.fullmatch(told.digest) or not all(name.isprintable() for name in told.texts):
@@ -213,7 +213,7 @@ class _Installed(Struct, frozen=True):
 def licence_end(listed: bytes) -> Micros | None:
     """When the licence ends of the Windows on a machine that told this, if it told that."""
     try:
-        installed = msgspec.json.decode(listed, type=_Installed).installed
+        installed = msgspec.json.decode(listed, type=decodable(_Installed)).installed
     except msgspec.MsgspecError:
         return None
     return int(installed * SECOND) + LICENCE_DAYS * _DAY if installed else None
@@ -277,7 +277,7 @@ def read_tasks(files: TaskFiles, task_list: str, hard: bool, timeout_s: float, r
 def _read_list(files: TaskFiles, name: str, asked: str) -> TaskList:
     path = f"{files.where}/{name}"
     try:
-        return msgspec.json.decode(files.read(name), type=TaskList)
+        return msgspec.json.decode(files.read(name), type=decodable(TaskList))
     except FileNotFoundError:
         raise RequestError(
             f"--set task_list={asked}: {files.where} has no such list; {hint(asked, files.lists())}"
@@ -365,7 +365,7 @@ def _programs(task: Task, files: TaskFiles, examples: str) -> list[str]:
     """By its definition; by its domain where there is none to read."""
     try:
         raw = files.read(f"{examples}/{task.domain}/{task.id}.json")
-        applications = msgspec.json.decode(raw, type=Definition).related_apps
+        applications = msgspec.json.decode(raw, type=decodable(Definition)).related_apps
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         applications = ()
     names = [re.sub(r"[-_ ]", "", name.lower()) for name in (*applications, task.domain)]

@@ -23,6 +23,7 @@ from evalfleet.channels.supervisor import facts
 from evalfleet.channels.supervisor.files import job_name
 from evalfleet.channels.supervisor.machine import LEFT
 from evalfleet.channels.supervisor.server import content_hash
+from evalfleet.model import decodable
 from evalfleet.ports import Fence
 
 from .hosts import SshHost, converse
@@ -168,7 +169,7 @@ class HostHome(Struct, frozen=True):
         """The last line: a login shell may have said something before."""
         line = said.strip().rpartition(b"\n")[2]
         try:
-            answer = msgspec.json.decode(line, type=HostAnswer)
+            answer = msgspec.json.decode(line, type=decodable(HostAnswer))
         except UNREADABLE:
             raise HostLost(f"{self.host.name}: it answered {line[:200]!r}") from None
         return msgspec.structs.replace(
@@ -214,7 +215,7 @@ class HostHome(Struct, frozen=True):
         """The last line: a login shell may have said something before. Raises HostLost."""
         line = said.strip().rpartition(b"\n")[2]
         try:
-            told = msgspec.json.decode(line, type=HostFacts)
+            told = msgspec.json.decode(line, type=decodable(HostFacts))
         except UNREADABLE:
             raise HostLost(f"{self.host.name}: it answered {line[:200]!r}") from None
         gpus = tuple(plain(name, 80) for name in told.gpus[:MOST_GPUS])
@@ -317,7 +318,7 @@ class HostHome(Struct, frozen=True):
 
 def _sight(state: bytes, folder: bytes, expiry: bytes) -> SeenMachine:
     try:
-        expires_at = msgspec.json.decode(expiry, type=Expiry).wall
+        expires_at = msgspec.json.decode(expiry, type=decodable(Expiry)).wall
     except UNREADABLE:
         expires_at = 0.0
     return SeenMachine(folder.decode("utf-8", "replace"), state == b"up", expires_at)

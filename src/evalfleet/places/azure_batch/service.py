@@ -10,7 +10,7 @@ from datetime import datetime
 import msgspec
 from msgspec import Struct, structs
 
-from evalfleet.model import Machine, MachineId
+from evalfleet.model import Machine, MachineId, decodable
 from evalfleet.places.azure.answers import ArmFault
 from evalfleet.places.azure.arm import ArmClient
 from evalfleet.places.azure.blobs import BlobContainer
@@ -248,7 +248,7 @@ def _pool_of(job: Json) -> str:
 
 def _start_in(mark: str) -> NodeStart | None:
     try:
-        return msgspec.json.decode(mark, type=NodeStart) if mark else None
+        return msgspec.json.decode(mark, type=decodable(NodeStart)) if mark else None
     except msgspec.MsgspecError:
         return None
 

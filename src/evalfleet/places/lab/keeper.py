@@ -24,6 +24,7 @@ import msgspec
 
 from evalfleet.files import replace
 from evalfleet.lab import HostLimits, Lab, LabError, NamespaceHost
+from evalfleet.model import decodable
 
 from .protocol import (
     Add,
@@ -96,7 +97,11 @@ class LabKeeper:
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, asyncio.CancelledError):  # cancelled when the keeper ends
             line = await reader.readline()
-            answer = await self._answer(msgspec.json.decode(line, type=Question)) if line else KeeperAnswer()
+            answer = (
+                await self._answer(msgspec.json.decode(line, type=decodable(Question)))
+                if line
+                else KeeperAnswer()
+            )
             writer.write(msgspec.json.encode(answer))
             await writer.drain()
         writer.close()
@@ -191,7 +196,7 @@ async def keep(lab: Lab, errand: KeeperOrders, record: KeeperRecord) -> None:
 def forget(path: Path, lock: str, record: KeeperRecord) -> None:
     """Take our record away, unless a successor's is there."""
     with contextlib.suppress(OSError, msgspec.DecodeError), locked(lock):
-        if msgspec.json.decode(path.read_bytes(), type=KeeperRecord) == record:
+        if msgspec.json.decode(path.read_bytes(), type=decodable(KeeperRecord)) == record:
             path.unlink()
 
 

@@ -16,6 +16,7 @@ import msgspec
 from evalfleet.channels.supervisor.files import job_name
 from evalfleet.errors import PlaceError
 from evalfleet.lab import Lab
+from evalfleet.model import decodable
 
 from .keeper import READY, locked
 from .protocol import Add, KeeperAnswer, KeeperOrders, KeeperRecord, Question, Shape
@@ -43,7 +44,7 @@ class KeeperClient:
     def record(self) -> KeeperRecord | None:
         """Of the keeper of now, or of the last one if it was killed."""
         try:
-            return msgspec.json.decode(self._path("json").read_bytes(), type=KeeperRecord)
+            return msgspec.json.decode(self._path("json").read_bytes(), type=decodable(KeeperRecord))
         except (OSError, msgspec.DecodeError):
             return None
 
@@ -142,7 +143,7 @@ async def _ask(record: KeeperRecord, question: Question) -> KeeperAnswer | None:
         return None
     finally:
         writer.close()
-    return msgspec.json.decode(said, type=KeeperAnswer) if said else None
+    return msgspec.json.decode(said, type=decodable(KeeperAnswer)) if said else None
 
 
 def _listens(path: str) -> bool:

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from evalfleet.channels.link import UNREADABLE, plain
+from evalfleet.model import decodable
 from evalfleet.ports import Check
 
 from .commands import refusal
@@ -60,7 +61,7 @@ def probed(
     if spoken.code or not line:
         return (_not_probed(settings, said or "srun says nothing"),)
     try:
-        facts = msgspec.json.decode(line, type=NodeFacts)
+        facts = msgspec.json.decode(line, type=decodable(NodeFacts))
     except UNREADABLE:
         return (Check("nodes", "bad", f"{settings.python} there says {line[:80]!r}", "set `python`"),)
     node, python = plain(facts.node, 80), plain(facts.python, 80)

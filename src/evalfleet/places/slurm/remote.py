@@ -27,7 +27,7 @@ from evalfleet.channels.ssh.target import Access, HostDown, HostKeyUnknown, Host
 from evalfleet.channels.supervisor.files import job_name
 from evalfleet.channels.supervisor.mailbox import OBJECT_CAP
 from evalfleet.errors import ChannelError, PlaceError
-from evalfleet.model import Isolation
+from evalfleet.model import Isolation, decodable
 from evalfleet.ports import Channel
 
 from . import folders
@@ -131,7 +131,7 @@ class MailClerk(asyncio.Protocol):
             self._line.abort()  # no mail is so long
         for line in lines:
             try:
-                answer = msgspec.json.decode(line, type=MailAnswer)
+                answer = msgspec.json.decode(line, type=decodable(MailAnswer))
             except UNREADABLE:
                 continue  # who asked is not answered, and asks again
             future = self._asked.get(answer.n)

@@ -12,7 +12,7 @@ from msgspec import Struct, structs
 
 from evalfleet.channels.link import plain, seconds_told
 from evalfleet.errors import PlaceError
-from evalfleet.model import SECOND, Machine, MachineId
+from evalfleet.model import SECOND, Machine, MachineId, decodable
 from evalfleet.ports import Belonging
 
 from .commands import NEVER_STARTS, TAKEN_BACK, SlurmJob
@@ -108,7 +108,7 @@ class MissingTold(Struct, frozen=True):
 def as_told(answer: Mapping[str, Any], type: type[T]) -> T:
     """What the computer says that sees the folders, which need not be ours. Raises PlaceError."""
     try:
-        return msgspec.convert(answer, type)
+        return msgspec.convert(answer, decodable(type))
     except msgspec.ValidationError as err:
         problem = f"the login node answers nonsense about its folders ({err}); is it a login node?"
         raise PlaceError(problem, transient=True, scope="place") from None

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from evalfleet.channels.supervisor.files import job_name
 from evalfleet.files import replace
-from evalfleet.model import MachineId
+from evalfleet.model import MachineId, decodable
 
 FOLDER = ".lent"
 MARGIN_S = 30.0
@@ -115,7 +115,7 @@ class Records:
         self._loaded = True
         for path in self._folder.glob("*.json"):
             with contextlib.suppress(OSError, msgspec.DecodeError):
-                held = msgspec.json.decode(path.read_bytes(), type=HostLease)
+                held = msgspec.json.decode(path.read_bytes(), type=decodable(HostLease))
                 self._held.setdefault(held.machine, held)
 
     def _path(self, machine: MachineId) -> Path:

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from evalfleet.files import replace
+from evalfleet.model import decodable
 from evalfleet.ports import Price, PriceTable
 
 
@@ -43,7 +44,7 @@ class PriceBook:
 def load_prices(path: Path) -> PriceTable | None:
     """The list that was fetched last, if any. One that cannot be read is none."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=PriceTable)
+        return msgspec.json.decode(path.read_bytes(), type=decodable(PriceTable))
     except (OSError, msgspec.MsgspecError):
         return None
 

@@ -12,7 +12,7 @@ import msgspec
 from evalfleet.errors import FleetError
 from evalfleet.files import replace
 from evalfleet.journal import Store
-from evalfleet.model import Micros
+from evalfleet.model import Micros, decodable
 from evalfleet.names import folder_of
 from evalfleet.state import RunState
 
@@ -79,7 +79,7 @@ def kept_snapshot(home: Path, run: str) -> tuple[int, bytes] | None:
     """The number of its last event, and the snapshot, if one of this version is kept."""
     try:
         first, _, packed = (folder_of(home, run) / KEPT).read_bytes().partition(b"\n")
-        kept = msgspec.json.decode(first, type=_Kept)
+        kept = msgspec.json.decode(first, type=decodable(_Kept))
     except (OSError, msgspec.MsgspecError):
         return None
     return (kept.seq, packed) if (kept.version, kept.run) == (KEPT_VERSION, run) else None
