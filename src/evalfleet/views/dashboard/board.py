@@ -251,11 +251,11 @@ class Board:
         attempt = next(iter(machine.open), None)
         progress = None if attempt is None else self._progress.get(attempt)
         step = None if progress is None else progress.count
-        screen = progress is not None and progress.step is not None and bool(progress.step.screenshot)
-        idle_since = None
+        shown_at = idle_since = None
+        if progress is not None and progress.step is not None and progress.step.screenshot:
+            shown_at = (progress.stepped_at or 0) // 1000
         if progress is not None and progress.idle_s is not None:
             idle_since = 1000 * round(self._progress_at / 1_000_000 - progress.idle_s)
-        seen = progress.step.at if screen and progress is not None and progress.step is not None else None
         offer = machine.offer
         return [
             *(id, machine.name, offer.place, offer.size, offer.region or None, machine.phase),
@@ -264,7 +264,7 @@ class Board:
             attempt,
             step,
             idle_since,
-            (round(seen * 1000) if seen else idle_since) if screen else None,
+            shown_at,
             _why(machine),
         ]
 

@@ -113,21 +113,33 @@ export function Problem({ error }) {
 
 export const Skeleton = ({ rows = 4 }) => html`<div class="skeleton" aria-hidden="true">${Array.from({ length: rows }, (_, n) => html`<i key=${n}></i>`)}</div>`;
 
-/** An image of a run. One that is broken, or that a file does not hold, says so in its place. */
-export function Picture({ path, alt, onSize, lazy = true }) {
-  const [state, set] = useState({ path: null, url: null, bad: null });
+/** An image of a run. One that is broken, or that a file does not hold, says so in its place; `again`: after so
+ * many milliseconds it is asked for again, as its machine may only have been slow. */
+export function Picture({ path, alt, onSize, lazy = true, again = null }) {
+  const [state, set] = useState({ path: null, url: null, bad: null, failures: 0, tried: 0 });
   useEffect(() => {
     let over = false;
-    picture(path).then((url) => over || set({ path, url, bad: url === null ? "left out of this file for size" : null }));
+    picture(path).then((url) => over || set({ path, url, bad: url === null ? "left out of this file for size" : null, failures: 0, tried: 0 }));
     return () => {
       over = true;
     };
   }, [path]);
+  useEffect(() => {
+    if (!again || !state.failures) return undefined;
+    const timer = setTimeout(() => set((now) => ({ ...now, tried: now.failures })), again);
+    return () => clearTimeout(timer);
+  }, [again, state.url, state.failures]);
   if (state.path !== path && !state.url) return html`<span class="no-picture" aria-hidden="true"></span>`;
-  if (state.bad) return html`<span class="no-picture">${state.bad}</span>`;
-  return html`<img src=${state.url} alt=${alt} loading=${lazy ? "lazy" : "eager"} decoding="async" draggable=${false}
-    onLoad=${(event) => onSize?.([event.target.naturalWidth, event.target.naturalHeight])}
-    onError=${() => set({ ...state, bad: "this image cannot be shown" })} />`;
+  const says = state.bad && html`<span class="no-picture">${state.bad}</span>`;
+  if (says && !(state.tried && state.tried === state.failures)) return says;
+  const loaded = (event) => {
+    onSize?.([event.target.naturalWidth, event.target.naturalHeight]);
+    if (says) set((now) => ({ ...now, bad: null }));
+  };
+  // the next one may be known already when the last one turns out to be bad
+  const failed = () => set((now) => (now.url === state.url ? { ...now, bad: "this image cannot be shown", failures: now.failures + 1 } : now));
+  return html`${says}<img key=${state.tried} src=${state.url} alt=${alt} hidden=${Boolean(says)} loading=${lazy && !says ? "lazy" : "eager"} decoding="async" draggable=${false}
+    onLoad=${loaded} onError=${failed} />`;
 }
 
 export function Panel({ title, id, more, children, className = "" }) {

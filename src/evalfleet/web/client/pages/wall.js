@@ -25,7 +25,7 @@ function Screen({ store, name, machine, attempt, ms, idle, url, now }) {
   const age = ms === null ? null : Math.max(0, now - ms) / 1000;
   const to = attempt ? attemptLink(name, taskOf(attempt), numberOf(attempt)) : link(["runs", name, "machines", machine]);
   const path = url && ms !== null ? `${url}${url.includes("?") ? "&" : "?"}at=${ms}` : url;
-  return html`<li><a href=${to}><span class="screen">${url ? html`<${Picture} path=${path} alt=${`screen of ${plain(machineName, 60)}`} />` : html`<span class="no-picture">no screen yet</span>`}</span>
+  return html`<li><a href=${to}><span class="screen">${url ? html`<${Picture} path=${path} alt=${`screen of ${plain(machineName, 60)}`} again=${EVERY_MS} />` : html`<span class="no-picture">no screen yet</span>`}</span>
     <span class="caption"><b>${plain(machineName, 60)}</b><span class="spring"></span><span class="quiet">${age === null ? "" : `${duration(age)} old`}</span></span>
     <span class="caption"><${Text} most=${60}>${attempt ?? "idle"}</${Text}><span class="spring"></span>${idle !== null && idle !== undefined && html`<span class="quiet">no step for ${duration(Math.max(0, now - idle) / 1000)}</span>`}</span></a></li>`;
 }
