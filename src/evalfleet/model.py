@@ -29,17 +29,20 @@ def seconds_between(start: Micros, end: Micros) -> float:
 
 
 T = TypeVar("T")
-_ready: set[Any] = set()
-_readying = Lock()
+_learnt: set[Any] = set()
+_learning = Lock()
 
 
 def decodable(kind: T) -> T:
-    """The type, for msgspec to decode into. It finds out what a struct is made of when that is first asked
-    for, and the process ends by a segmentation fault if another thread asks meanwhile."""
-    if kind not in _ready:
-        with _readying:
+    """The same type, which msgspec may decode into from any thread now.
+
+    It learns what a struct is made of when that is first asked for. If another thread asks meanwhile, the
+    process ends by a segmentation fault.
+    """
+    if kind not in _learnt:
+        with _learning:
             Decoder(kind)
-            _ready.add(kind)
+            _learnt.add(kind)
     return kind
 
 

@@ -9,7 +9,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, expect
 
-from evalfleet.web.linking import linked
+from evalfleet.web.client_script import linked
 from tests.e2e.dashboard import Dashboard
 from tests.e2e.harness import Fleet
 from tests.large_run import make_wide_run

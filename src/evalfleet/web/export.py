@@ -23,9 +23,9 @@ from evalfleet.names import artefacts_folder
 from evalfleet.version import __version__
 from evalfleet.views.format import plural
 
+from .client_script import CLIENT, linked
 from .files import Logs, attempt_document, read_image
 from .hub import Hub
-from .linking import CLIENT, linked
 from .triage import Triage
 from .watched import WatchedRun
 

@@ -34,10 +34,10 @@ from evalfleet.names import artefacts_folder
 from evalfleet.state import AttemptState
 from evalfleet.version import __version__
 
+from .client_script import CLIENT, linked
 from .files import MOST_LOG, Logs, TooLarge, attempt_document, open_within, read_image
 from .guard import Guard
 from .hub import Hub
-from .linking import CLIENT, linked
 from .screens import Screens, Tunnels, other_name
 from .triage import Triage
 from .watched import WatchedRun
