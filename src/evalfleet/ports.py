@@ -550,7 +550,7 @@ class PriceList(Protocol):
         """What of them, and in which region, these places would use."""
         ...
 
-    def update(
+    async def update(
         self,
         home: Path,
         tables: Sequence[Mapping[str, object]],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections.abc import Iterator
@@ -131,7 +132,7 @@ def page(**more: Any) -> dict[str, Any]:
 def test_garbage_is_refused(tmp_path: Path, answer: Any, status: int, says: str) -> None:
     place = {"sizes": ["Standard_D4ds_v5", "Standard_E8s_v5"], "regions": ["eastus"]}
     with listening(answer, status) as source, pytest.raises(PlaceError, match=says):
-        AzurePlace.price_list.update(tmp_path, [place], source, "2026-11-15", {})
+        asyncio.run(AzurePlace.price_list.update(tmp_path, [place], source, "2026-11-15", {}))
     assert not list(tmp_path.iterdir()), "nothing is written"
 
 

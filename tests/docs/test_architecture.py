@@ -29,6 +29,8 @@ WORDS = (
         "pilot",
     ),
     *("bundle", "offer", "mend", "pool", "hold", "run", "journal", "controller", "epoch", "home"),
+    *("grader", "mailbox", "meter", "allowance", "tier", "circuit", "appliance", "store", "guest", "estate"),
+    *("canary", "step", "parcel", "lease", "expiry", "fence", "hedge"),
 )
 
 

@@ -47,7 +47,7 @@ def test_a_large_run_is_shown_and_then_verified_and_kept(home: Path) -> None:
 def test_no_file_is_made_of_a_damaged_run(home: Path) -> None:
     damage(home)
     with pytest.raises(JournalForeign, match="event 5000"):
-        write_html(Workspace.here(home), "r", home / "r.html", "none")
+        asyncio.run(write_html(Workspace.here(home), "r", home / "r.html", "none"))
     assert not (home / "r.html").exists()
 
 

@@ -1,7 +1,8 @@
-"""Clocks, chance and ids stay out of the core: the lint refuses them in every file of it."""
+"""Clocks, chance and ids stay out of the core: the lint refuses them there. Loops start at the edges only."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,11 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "evalfleet"
 CORE = sorted(
     path.relative_to(ROOT)
-    for name in ("model.py", "events.py", "cost.py", "state/**/*.py", "policy/**/*.py", "planning/*plan*.py")
+    for name in (
+        *("model.py", "errors.py", "ports.py", "names.py", "toml_tables.py", "events.py", "cost.py"),
+        *("schedules/**/*.py", "state/**/*.py", "policy/**/*.py"),
+        *("planning/*plan*.py", "planning/secret_values.py"),
+    )
     for path in PACKAGE.glob(name)
 )
 BANNED = ("import time", "import random", "import uuid", "import secrets", "from os import urandom")
@@ -42,3 +47,26 @@ def test_a_clock_in_the_core_is_refused(path: Path) -> None:
 
 def test_elsewhere_a_clock_is_allowed() -> None:
     assert "TID251" not in complaints(Path("src/evalfleet/effects/tools.py"), "import time\n")
+
+
+LOOPS = re.compile(r"\basyncio\.(run|Runner)\b|\bnew_event_loop\b|\brun_until_complete\b")
+MAY_START_A_LOOP = {
+    "api/live_log.py": "a file is followed by programs without a loop, too",
+    "api/python.py": "what `import evalfleet` offers is called without a loop",
+    "channels/meter/main.py": "a program of its own, on machines",
+    "controller.py": "a run has a thread of its own",
+    "places/lab/keeper.py": "a process of its own",
+    "sim/loop.py": "the simulated loop itself",
+    "sim/simulate.py": "it runs the simulated loop",
+    "testing/harness.py": "tests have no loop",
+}
+
+
+def test_only_the_command_line_and_whole_programs_start_an_event_loop() -> None:
+    """So that a web server, a notebook and the command line can all call the same verbs."""
+    starting = {
+        str(path.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("*.py")
+        if LOOPS.search(path.read_text(encoding="utf-8"))
+    }
+    assert {path for path in starting if not path.startswith("cli/")} == set(MAY_START_A_LOOP)

@@ -273,7 +273,7 @@ async def update_prices(workspace: Workspace, kind: str | None, source: str | No
     for kinds, listed in chosen:
         tables, url = _tables(workspace, kinds), source or listed.source
         try:
-            await asyncio.to_thread(listed.update, workspace.home, tables, url, today, environ)
+            await listed.update(workspace.home, tables, url, today, environ)
         except PlaceError as err:
             errors.append(err)
     for error in errors:

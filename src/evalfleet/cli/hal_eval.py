@@ -228,6 +228,8 @@ class _Evaluation:
 
     def grade_again(self, later: Tree | None = None) -> str:
         """Grade all answers of the id, earlier and later ones, and write the tree. What there is to say."""
+        import asyncio
+
         from evalfleet.benchmarks.hal.checkout import parsed_args
         from evalfleet.benchmarks.hal.continued import continued_tree, regrade
         from evalfleet.benchmarks.hal.tree import Tree
@@ -245,15 +247,9 @@ class _Evaluation:
         merged = self._workspace.environment(options.get("env_file"))
         secrets = {name: merged[name] for name in self._settings.grader_secrets if merged.get(name)}
         now_s = self._workspace.now() / 1e6
-        return regrade(
-            self._settings,
-            config,
-            tree,
-            self._folder,
-            secrets,
-            now_s,
-            home=self._workspace.home,
-            base=self._workspace.cwd,
+        home, base = self._workspace.home, self._workspace.cwd
+        return asyncio.run(
+            regrade(self._settings, config, tree, self._folder, secrets, now_s, home=home, base=base)
         )
 
     def print_results(self) -> int:

@@ -170,9 +170,12 @@ def report(args: argparse.Namespace) -> int:
         raise RequestError(f"--json is --format json: leave it out, or --format {args.format}")
     format = args.format or ("json" if args.json else "md")
     if format in ("html", "site"):
+        import asyncio
+
         from evalfleet.web.export import write_report
 
-        print(write_report(Workspace.here(), run.name, format, args.path, args.screens, args.most_mb))
+        writing = write_report(Workspace.here(), run.name, format, args.path, args.screens, args.most_mb)
+        print(asyncio.run(writing))
         return 0
     if args.screens is not None or args.most_mb is not None:
         raise RequestError("--screens and --most-mb are for --format html and site")

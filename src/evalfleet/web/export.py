@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import gzip
 import hashlib
@@ -66,7 +65,7 @@ class ExportContents:
     """What is not there for its size, in words."""
 
 
-def write_report(
+async def write_report(
     workspace: Workspace,
     run: str,
     format: str,
@@ -81,15 +80,17 @@ def write_report(
     if format == "site":
         if most_mb is not None:
             raise RequestError("--most-mb is for --format html: a site is as large as its screenshots")
-        return write_site(workspace, run, Path(path or f"{run}-site"), which)
+        return await write_site(workspace, run, Path(path or f"{run}-site"), which)
     if most_mb is not None and not 0.5 <= most_mb <= 500:
         raise RequestError(f"--most-mb {most_mb:g}: say a number from 0.5 to 500")
-    return write_html(workspace, run, Path(path or f"{run}.html"), which, most_mb or MOST_MB)
+    return await write_html(workspace, run, Path(path or f"{run}.html"), which, most_mb or MOST_MB)
 
 
-def write_html(workspace: Workspace, run: str, path: Path, screens: Screens, most_mb: float = MOST_MB) -> str:
+async def write_html(
+    workspace: Workspace, run: str, path: Path, screens: Screens, most_mb: float = MOST_MB
+) -> str:
     """Write the one file, and tell how large it is and what it does not hold. Raises RequestError."""
-    contents = _contents(asyncio.run(Hub(workspace).open(run)), screens)
+    contents = _contents(await Hub(workspace).open(run), screens)
     most = int(most_mb * 1_000_000)
     packed = _packed_documents(contents, int(most * SHARE))
     head, tail = _shell("img-src data: blob:")
@@ -118,9 +119,9 @@ def write_html(workspace: Workspace, run: str, path: Path, screens: Screens, mos
     return _told(path, path.stat().st_size, contents)
 
 
-def write_site(workspace: Workspace, run: str, folder: Path, screens: Screens) -> str:
+async def write_site(workspace: Workspace, run: str, folder: Path, screens: Screens) -> str:
     """Write a folder that any web server can show, or a browser from disk. Raises RequestError."""
-    contents = _contents(asyncio.run(Hub(workspace).open(run)), screens)
+    contents = _contents(await Hub(workspace).open(run), screens)
     head, tail = _shell("img-src 'self' file: data: blob:")
     images: dict[str, dict[str, str]] = {}
     size = 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -58,7 +57,7 @@ def take_task_folders(source: Path, target: Path, tasks: Iterable[str]) -> None:
             shutil.move(source / task, target / task)
 
 
-def regrade(
+async def regrade(
     settings: HalSettings,
     config: Mapping[str, Any],
     tree: Tree,
@@ -84,11 +83,11 @@ def regrade(
     }
     if settings.grade_on not in ("", HERE):
         scratch = home / folder.name / GRADING / "continued"
-        told = asyncio.run(grade_elsewhere(settings, base, order, scratch, secrets))
+        told = await grade_elsewhere(settings, base, order, scratch, secrets)
     else:
         with tempfile.TemporaryDirectory(prefix="evalfleet-hal-") as name:
             order["results_dir"] = str(Path(name) / "results")
-            told = asyncio.run(ask_in_background(settings, "grade", order, Path(name), secrets))
+            told = await ask_in_background(settings, "grade", order, Path(name), secrets)
     graded = None if told.problem else _graded(told, now_s)
     write_tree(folder, tree, graded, config)
     said = f"{len(tree.lines)} submissions in {folder}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import math
@@ -198,7 +199,7 @@ class RetailPrices:
         extras = [disk("Premium_LRS", 128), disk("StandardSSD_LRS", 128), ADDRESS]
         return [(what, region) for region in regions for what in (*sizes, *extras)]
 
-    def update(
+    async def update(
         self,
         home: Path,
         tables: Sequence[Mapping[str, object]],
@@ -206,7 +207,7 @@ class RetailPrices:
         today: str,
         environ: Mapping[str, str],
     ) -> PriceTable:
-        table = fetch(*_sizes_and_regions(tables), source, today)
+        table = await asyncio.to_thread(fetch, *_sizes_and_regions(tables), source, today)
         save_prices(home / FILE, table)
         return table
 

@@ -6,7 +6,6 @@ of disk for a month, an address.
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -50,7 +49,7 @@ class GcePrices:
         whats = [*types, *map(disk, DISK_USD_A_GB_MONTH), ADDRESS]
         return [(what, region) for what in whats for region in regions]
 
-    def update(
+    async def update(
         self,
         home: Path,
         tables: Sequence[Mapping[str, object]],
@@ -62,7 +61,7 @@ class GcePrices:
             return self.prices(home)  # nobody here uses them, and there may be no login
         if not source.startswith("https://"):
             raise _bad(f"{source!r} is no address of a price list: tokens are sent to https:// only")
-        parts = parts_of(asyncio.run(_skus(source, str(tables[0].get("ca") or ""), environ)))
+        parts = parts_of(await _skus(source, str(tables[0].get("ca") or ""), environ))
         found = PriceTable(today, source, tuple(prices_of(parts, *_types_and_regions(tables))))
         sold = {price.what for price in found.prices}
         if missing := [name for name in _types_and_regions(tables)[0] if name not in sold]:
