@@ -320,8 +320,8 @@ class Controller:
 
 def store_of(store: Store, run: str) -> str:
     """The URL of the object store that has a copy of the run; empty if none has."""
-    first = next(iter(store.read(run)), None)
-    return first.event.plan.store if first is not None and isinstance(first.event, RunPlanned) else ""
+    first = store.first(run)
+    return first.plan.store if isinstance(first, RunPlanned) else ""
 
 
 def shortest_life_s(state: RunState, clock: RunClock) -> float | None:

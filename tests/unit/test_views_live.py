@@ -13,9 +13,10 @@ import pytest
 
 from evalfleet import files
 from evalfleet.controller import SCRIBE_S
-from evalfleet.events import Record
+from evalfleet.errors import JournalForeign
+from evalfleet.events import AttemptStarted, Record
 from evalfleet.journal import Store
-from evalfleet.model import MachineId, Micros, Scored, seconds_between
+from evalfleet.model import AttemptId, MachineId, Micros, Scored, TaskId, seconds_between
 from evalfleet.sim.scenario import draw
 from evalfleet.sim.simulate import simulate
 from evalfleet.state import fold
@@ -41,11 +42,9 @@ class Rows:
 
     def __init__(self, feed: Feed) -> None:
         self.feed = feed
-        self.reads = 0
 
-    def read(self, stream: str, after: int = 0) -> Iterable[Record]:
-        self.reads += 1
-        return iter(self.feed.records[after:])
+    def read_pages(self, stream: str, after: int = 0) -> Iterable[list[Record]]:
+        yield self.feed.records[after:]
 
 
 def keys(document: Any) -> Any:
@@ -96,6 +95,19 @@ def test_a_follower_reads_only_what_is_new(tmp_path: Path) -> None:
     assert [record.event for record in follower.poll()] == [record.event for record in feed.records]
     assert follower.poll() == []
     assert (follower.state.scored, follower.state.broken, follower.seq) == (3, 1, len(feed.records))
+
+
+def test_a_follower_stops_before_the_event_that_does_not_fit_and_finds_it_again() -> None:
+    feed = a_mixed_run()
+    good = list(feed.records)
+    stray = AttemptStarted(AttemptId("x.0"), TaskId("x"), MachineId("none"))
+    odd = Record(len(good) + 1, 1, feed.now, stray)
+    feed.records += [odd, good[-1]]
+    follower = Follower(Rows(feed), "run1")
+    for _ in range(2):
+        with pytest.raises(JournalForeign, match=f"event {odd.seq} "):
+            follower.poll()
+        assert (follower.seq, follower.state.scored, follower.state.broken) == (len(good), 3, 1)
 
 
 def test_a_scribe_writes_all_files_of_a_run(tmp_path: Path) -> None:

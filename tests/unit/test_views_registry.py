@@ -174,8 +174,8 @@ class Rows:
     def __init__(self, records: list[ev.Record]) -> None:
         self.records = records
 
-    def read(self, stream: str, after: int = 0) -> list[ev.Record]:
-        return self.records[after:]
+    def read_pages(self, stream: str, after: int = 0) -> list[list[ev.Record]]:
+        return [self.records[after:]]
 
 
 def test_the_homes_copy_is_the_newest_ones(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def resume(
     workspace = _workspace(home, run)
 
     async def begin() -> Run:
-        order = await resumption.ready_to_resume(
+        found, order = await resumption.ready_to_resume(
             workspace,
             _name(run),
             tell=notes.append,
@@ -84,7 +84,7 @@ def resume(
             with_new_files=with_new_files,
             from_url=None if from_url is None else os.fspath(from_url),
         )
-        return await starting.control(workspace, order)
+        return await starting.control(workspace, order, found)
 
     notes: list[str] = []
     with _python_words():

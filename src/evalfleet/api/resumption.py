@@ -67,7 +67,7 @@ def new_limits(
 
 def resume_order(
     workspace: Workspace,
-    name: str | None = None,
+    found: Run,
     *,
     only_broken: bool = False,
     take_over: bool = False,
@@ -83,7 +83,6 @@ def resume_order(
     `with_new_files`: what is left runs with the benchmark as it is now. Machines that are up have the files
     of before: they must be let go first.
     """
-    found = open_run(workspace, name)
     state = found.state()
     if state.plan.places == (IMPORTED,):
         raise RequestError(
@@ -187,8 +186,8 @@ async def ready_to_resume(
     take_over: bool,
     from_url: str | None = None,
     **more: Any,
-) -> Order:
-    """As `resume_order`, with its other arguments. Machines that have files of before are let go first.
+) -> tuple[Run, Order]:
+    """The run, and what `resume_order` returns. Machines that have files of before are let go first.
 
     `tell` is told what there is to know about new files. `from_url`: the store that has the run, which may be
     another home's.
@@ -197,13 +196,13 @@ async def ready_to_resume(
     if from_url is not None:
         name = await fetch_run(workspace, from_url, name, tell, compares=with_new_files)
         more["claims"] = True
-    else:
-        await _put_rest(workspace, open_run(workspace, name), tell)
+    run = open_run(workspace, name)  # once: its journal may be long
+    if from_url is None:
+        await _put_rest(workspace, run, tell)
     order_now = functools.partial(
-        resume_order, workspace, name, with_new_files=with_new_files, take_over=take_over, **more
+        resume_order, workspace, run, with_new_files=with_new_files, take_over=take_over, **more
     )
     order = order_now()
-    run = open_run(workspace, order.run)
     if with_new_files and run.state().undeleted:
         tell(f"machines of {run.name} have the old files: they go first")
         stopped = await control(workspace, replace(cancelling_order(workspace, run), take_over=take_over))
@@ -219,7 +218,7 @@ async def ready_to_resume(
             f"the benchmark has changed since: {run.name} goes on with its files as they were; "
             "`--with-new-files` takes the new ones"
         )
-    return order
+    return run, order
 
 
 async def _put_rest(workspace: Workspace, run: Run, tell: Callable[[str], None]) -> None:

@@ -87,6 +87,10 @@ class Run:
         self._follower = follower or self._new_follower()
         self._follower.poll()
 
+    def controlled_by(self, controller: Controller) -> Run:
+        """The run as this process's own. What was read of its journal is not read again."""
+        return Run(self.home, self.name, controller, self._follower)
+
     def __repr__(self) -> str:
         return f"<evalfleet run {self.name!r}: {self.status}>"
 

@@ -44,7 +44,6 @@ from evalfleet.views.tasks import by_outcome
 
 from .owners import granting, within_cap
 from .pools import keep_plan, tend
-from .right_size import right_sized
 from .run import Run
 
 if TYPE_CHECKING:
@@ -85,6 +84,8 @@ def resolve_request(
         earlier=functools.partial(_earlier_tasks, workspace),
     )
     if resolved.right_size and not only_setup:
+        from .right_size import right_sized
+
         resolved = right_sized(workspace, resolved)
     return resolved if resolved.cap_usd is None else within_cap(workspace, resolved, resolved.cap_usd)
 
@@ -206,11 +207,11 @@ async def start(workspace: Workspace, resolved: Resolved) -> Run:
     return await control(workspace, order_of(plan_run(workspace, resolved)))
 
 
-async def control(workspace: Workspace, order: Order) -> Run:
-    """Take the run and run it, in a thread of this process."""
+async def control(workspace: Workspace, order: Order, known: Run | None = None) -> Run:
+    """Take the run and run it, in a thread of this process. `known`: the run, if it was opened before."""
     controller = Controller(order)
     await asyncio.to_thread(_start, workspace, order, controller)
-    run = Run(order.home, order.run, controller)
+    run = Run(order.home, order.run, controller) if known is None else known.controlled_by(controller)
     state = run.state()
     if state.plan.pool and state.stop is None:
         await tend(workspace, state.plan.pool)

@@ -168,7 +168,7 @@ class _Evaluation:
         from .watch import follow
 
         args = self._args
-        order = asyncio.run(
+        run, order = asyncio.run(
             resumption.ready_to_resume(
                 self._workspace,
                 name,
@@ -179,7 +179,7 @@ class _Evaluation:
                 env_file=self._request.options.get("env_file"),
             )
         )
-        run = asyncio.run(runs.control(self._workspace, order))
+        run = asyncio.run(runs.control(self._workspace, order, run))
         code = follow(run, as_json=args.json, quiet=args.quiet)
         self._write(run)
         return code

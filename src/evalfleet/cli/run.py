@@ -290,7 +290,7 @@ def resume(args: argparse.Namespace) -> int:
     from evalfleet.planning.workspace import Workspace
 
     workspace = Workspace.here()
-    order = asyncio.run(
+    run, order = asyncio.run(
         resumption.ready_to_resume(
             workspace,
             args.run,
@@ -305,7 +305,7 @@ def resume(args: argparse.Namespace) -> int:
     )
     if args.detach:
         return _detach(order, as_json=args.json)
-    run = asyncio.run(runs.control(workspace, order))
+    run = asyncio.run(runs.control(workspace, order, run))
     return _follow(run, as_json=args.json, quiet=args.quiet)
 
 

@@ -169,6 +169,13 @@ class Store(Struct, frozen=True):
                 conn.text_factory = str
                 self._info(conn, stream)
 
+    def first(self, stream: str) -> Event | None:
+        """Its first event, not compared with its checksum; None if there is no such stream."""
+        with self.connected() as conn:
+            conn.text_factory = bytes
+            row = conn.execute("SELECT body, v FROM event WHERE stream = ? AND seq = 1", (stream,)).fetchone()
+        return None if row is None else decode(*row)
+
     def length(self, stream: str) -> int:
         """How many events it has; 0 if there is no such stream."""
         with self.connected() as conn:

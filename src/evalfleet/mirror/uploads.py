@@ -7,7 +7,6 @@ import hashlib
 import logging
 import os
 import shutil
-import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
@@ -180,6 +179,8 @@ def _digest_in(name: str) -> str:
 
 def _pack(folder: Path, path: Path) -> str:
     """Returns the archive's checksum."""
+    import tarfile  # late, here and below: few runs have a store
+
     with tarfile.open(path, "w") as archive:
         archive.add(folder, ".")
     return _checksum(path)
@@ -191,6 +192,8 @@ def _checksum(path: Path) -> str:
 
 
 def _unpack(path: Path, folder: Path, name: str) -> None:
+    import tarfile
+
     expected = PurePosixPath(name).stem.partition("-")[2]
     if expected and expected != _checksum(path):  # earlier versions wrote none
         raise RequestError(f"{name} in the store is damaged: its checksum is another than its name says")

@@ -103,6 +103,8 @@ def apply_all(state: RunState, ats: Sequence[Micros], events: Sequence[ev.Event]
                 state.last_at, state.events = at, seq
                 _APPLY[kind](state, at, event)
         except LookupError as err:
+            _refresh(state, stirred)
+            state.events = seq - 1  # those before it are part of the state
             raise _damaged(state, seq, event, err) from err
     if ats:
         state.last_at, state.events = ats[-1], before + len(ats)

@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from evalfleet.events import Record
-from evalfleet.state import RunState, apply_record
+from evalfleet.state import RunState, apply_all
 
 
 class EventSource(Protocol):
     """What a follower needs of a store. `journal.Store` has it."""
 
-    def read(self, stream: str, after: int = 0) -> Iterable[Record]:
-        """The records that follow number `after`."""
+    def read_pages(self, stream: str, after: int = 0) -> Iterable[list[Record]]:
+        """The records that follow number `after`, many at a time."""
         ...
 
 
@@ -37,11 +37,10 @@ class Follower:
         read. The state then holds all that was read until there, and the next poll goes on from it.
         """
         news: list[Record] = []
-        for record in self._store.read(self.run, self.seq):
-            apply_record(self.state, record)
-            self.seq = record.seq
-            news.append(record)
-        # What changed is kept for the engine's sake; here nobody empties it.
-        self.state.touched_machines.clear()
-        self.state.touched_attempts.clear()
+        for page in self._store.read_pages(self.run, self.seq):
+            try:
+                apply_all(self.state, [record.at for record in page], [record.event for record in page])
+            finally:
+                self.seq = self.state.events
+            news += page
         return news

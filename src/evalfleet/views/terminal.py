@@ -7,7 +7,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
@@ -217,6 +216,8 @@ _COLOURS = {"good": "#1a7f37", "bad": "#cf222e", "busy": "#0969da", "warn": "#9a
 
 def notebook_picture(state: RunState, now: Micros) -> str:
     """The display as HTML. Names of tasks and what machines said are anybody's: they are escaped."""
+    from html import escape
+
     lines: list[str] = []
     for row in frame(state, now, NOTEBOOK_SIZE):
         pieces = (
