@@ -13,7 +13,7 @@ from pathlib import Path
 from standins.cloud.words import Json
 from standins.podman import LIMITS, Podman
 
-from .nodes import ContainerRun
+from .nodes import ContainerRun, end_all
 
 CA = "/etc/stand-in-ca.pem"
 
@@ -91,7 +91,5 @@ class PodmanNodes:
         return run
 
     async def close(self) -> None:
-        for run in self._running:
-            run.kill()
-        await asyncio.gather(*(run.wait() for run in self._running))
+        await end_all(self._running)
         self._folder.cleanup()

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -160,9 +160,13 @@ class Processes:
         return run
 
     async def close(self) -> None:
-        for run in self._running:
-            run.kill()
-        await asyncio.gather(*(run.wait() for run in self._running))
+        await end_all(self._running)
+
+
+async def end_all(runs: Collection[ContainerRun]) -> None:
+    for run in runs:
+        run.kill()
+    await asyncio.gather(*(run.wait() for run in runs))
 
 
 def _own_namespace() -> list[str]:

@@ -11,42 +11,21 @@ import pytest
 
 from standins.azure_batch import StandIn
 from standins.azure_batch.containers import PodmanNodes
-from standins.podman import Podman, lacking, podman_with
-from standins.registry import Registry, registry
-from standins.waa import rootfs
+from standins.podman import Podman
+from standins.registry import Registry
 from tests.cloud.batch_places import FAST
 from tests.cloud.mail_desk import nothing_left
+from tests.cloud.real_containers import PASSWORD, import_bare, marks, podman, private
 from tests.cloud.test_batch_mailbox import desk
 from tests.desk import Desk
 
-CANNOT = lacking(rootfs.PROGRAMS)
-pytestmark = [
-    pytest.mark.nightly,
-    pytest.mark.skipif(CANNOT is not None, reason=f"NO TEST OF REAL CONTAINERS ON BATCH: {CANNOT}"),
-]
-SECRET = "a-password-that-nobody-may-see"
-
-
-@pytest.fixture
-def podman() -> Iterator[Podman]:
-    """Its image localhost/tiny has Python."""
-    with podman_with(rootfs.PROGRAMS) as made:
-        yield made
+__all__ = ["podman", "private"]  # fixtures
+pytestmark = marks("BATCH")
 
 
 @pytest.fixture
 def account(podman: Podman) -> Iterator[StandIn]:
     with StandIn(nodes=PodmanNodes(podman), timing=FAST) as made:
-        yield made
-
-
-@pytest.fixture
-def private(podman: Podman) -> Iterator[Registry]:
-    """A registry that has the image for those who have the password."""
-    podman.ok("save", "--format", "oci-dir", "-o", str(podman.folder / "saved"), "localhost/tiny")
-    with registry() as made:
-        made.images["evals/tiny"] = podman.folder / "saved"
-        made.user, made.passwords = "evals", {SECRET: ("evals/tiny",)}
         yield made
 
 
@@ -70,10 +49,7 @@ def test_tasks_run_in_a_container_of_the_image(account: StandIn, podman: Podman,
 def test_an_image_without_python_is_refused_in_one_line(
     account: StandIn, podman: Podman, tmp_path: Path
 ) -> None:
-    (podman.folder / "none").mkdir()
-    rootfs.write_rootfs(podman.folder / "bare.tar", podman.folder / "none", ("sh", "env"))
-    podman.ok("import", "-q", str(podman.folder / "bare.tar"), "localhost/bare")
-    done = ran(desk(account, tmp_path, 1, container="localhost/bare"))
+    done = ran(desk(account, tmp_path, 1, container=import_bare(podman)))
     assert done.code != 0
     assert "the image has no python3; name an `image` with Python 3.8 or later" in done.out
     nothing_left(account)
@@ -87,15 +63,15 @@ def test_a_private_image_comes_by_its_password_and_tasks_do_not_see_it(
     at = desk(account, tmp_path, 1, sleeps=0, container=image, **login)
     script = tmp_path / "run.sh"
     script.write_text(f'cat /proc/*/environ > "$EVALFLEET_OUT/environ"\n{script.read_text()}')
-    done = ran(at, ACR_PASSWORD=SECRET)
+    done = ran(at, ACR_PASSWORD=PASSWORD)
     assert done.code == 0, done
     (environ,) = (tmp_path / "results/r").glob("t*/t*.0/environ")
     assert b"EVALFLEET_OUT" in environ.read_bytes()
     holders = [
-        file for file in tmp_path.rglob("*") if file.is_file() and SECRET.encode() in file.read_bytes()
+        file for file in tmp_path.rglob("*") if file.is_file() and PASSWORD.encode() in file.read_bytes()
     ]
     assert not holders
-    assert SECRET not in json.dumps([done.out, done.err])
+    assert PASSWORD not in json.dumps([done.out, done.err])
     nothing_left(account)
 
 

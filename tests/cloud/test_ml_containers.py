@@ -10,43 +10,22 @@ import pytest
 from evalfleet.events import AttemptStarted
 from standins.azure_ml import StandIn
 from standins.azure_ml.containers import PodmanNodes
-from standins.podman import Podman, lacking, podman_with
-from standins.registry import Registry, registry
-from standins.waa import rootfs
+from standins.podman import Podman
+from standins.registry import Registry
 from tests.cloud import ml_places
 from tests.cloud.mail_desk import nothing_left
+from tests.cloud.real_containers import PASSWORD, import_bare, marks, podman, private
 from tests.cloud.test_ml_limits import begin, scored_elsewhere
 from tests.cloud.test_ml_run import desk
 from tests.waiting import until
 
-CANNOT = lacking(rootfs.PROGRAMS)
-pytestmark = [
-    pytest.mark.nightly,
-    pytest.mark.skipif(CANNOT is not None, reason=f"NO TEST OF REAL CONTAINERS ON AZURE ML: {CANNOT}"),
-]
-PASSWORD = "of-the-workspace"
-
-
-@pytest.fixture
-def podman() -> Iterator[Podman]:
-    """Its image localhost/tiny has Python."""
-    with podman_with(rootfs.PROGRAMS) as made:
-        yield made
+__all__ = ["podman", "private"]  # fixtures
+pytestmark = marks("AZURE ML")
 
 
 @pytest.fixture
 def ml(podman: Podman) -> Iterator[StandIn]:
     with StandIn(PodmanNodes(podman), ml_timing=ml_places.FAST) as made:
-        yield made
-
-
-@pytest.fixture
-def private(podman: Podman) -> Iterator[Registry]:
-    """A registry that has the image for those who have the password."""
-    podman.ok("save", "--format", "oci-dir", "-o", str(podman.folder / "saved"), "localhost/tiny")
-    with registry() as made:
-        made.images["evals/tiny"] = podman.folder / "saved"
-        made.user, made.passwords = "evals", {PASSWORD: ("evals/tiny",)}
         yield made
 
 
@@ -76,10 +55,7 @@ def test_tasks_run_in_a_container_of_the_image(
 
 
 def test_an_image_without_python_is_refused_in_one_line(ml: StandIn, podman: Podman, tmp_path: Path) -> None:
-    (podman.folder / "none").mkdir()
-    rootfs.write_rootfs(podman.folder / "bare.tar", podman.folder / "none", ("sh", "env"))
-    podman.ok("import", "-q", str(podman.folder / "bare.tar"), "localhost/bare")
-    at = desk(ml, tmp_path, 1, image="localhost/bare")
+    at = desk(ml, tmp_path, 1, image=import_bare(podman))
     done = begin(at).wait()
     assert done.code != 0
     assert "the image has no python3; name an `image` with Python 3.8 or later" in done.out
