@@ -31,10 +31,11 @@ class Podman:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         where = ("--root", str(folder / "root"), "--runroot", str(folder / "run"), "--storage-driver", "vfs")
-        kept = ("--tmpdir", str(folder / "tmp"), "--cgroup-manager", "cgroupfs", "--runtime", "runc")
-        self.options = (*where, *kept)
+        kept = ("--tmpdir", str(folder / "tmp"), "--cgroup-manager", "cgroupfs")
+        runtime = ("--runtime", "runc", "--runtime-flag", f"root={folder / 'runc'}")
+        self.options = (*where, *kept, *runtime)
         self.argv: tuple[str, ...] = ("podman", *self.options)
-        self.group = f"evalfleet-podman-{os.getpid()}"
+        self.group = f"evalfleet-podman-{folder.name}"
         self.grouped = ("--cgroup-parent", f"/{self.group}")
 
     def __call__(self, *argv: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -98,8 +99,6 @@ class Podman:
                     with suppress(ProcessLookupError):
                         os.kill(int(pid), signal.SIGKILL)
                 remove_group(group)
-        with suppress(OSError):
-            os.rmdir("/run/runc")  # not if somebody else has containers
         shutil.rmtree(self.folder)
 
 

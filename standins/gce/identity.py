@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import base64
-import itertools
 import json
 import re
+import secrets
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -33,7 +33,6 @@ class Identity:
 
     def __init__(self) -> None:
         self._key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-        self._numbers = itertools.count(1)
         self._tokens: dict[str, float] = {}
         self.lasts_s = 3600
         """How long a token is good for."""
@@ -97,7 +96,7 @@ class Identity:
         return Answer(200, answers[path], FLAVOR) if path in answers else None
 
     def _new_token(self) -> Json:
-        token = f"ya29.stand-in-{next(self._numbers)}"
+        token = f"ya29.stand-in-{secrets.token_hex(16)}"  # no two stand-ins give the same one
         self._tokens[token] = time.monotonic() + self.lasts_s
         access = "urn:ietf:params:oauth:token-type:access_token"
         return {

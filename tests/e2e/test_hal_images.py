@@ -176,12 +176,13 @@ def in_images(fleet: Fleet, hal: Hal, images: Images) -> InImages:
     return InImages(fleet, hal, images)
 
 
-def in_containers() -> dict[int, str]:
-    """Processes that see others than we do, by their command lines: those of any container here."""
+def in_containers(podman: Podman) -> dict[int, str]:
+    """Processes in containers of this engine, by their command lines. Other tests may have some, too."""
     found: dict[int, str] = {}
     for pid, argv, _ in processes():
         with suppress(OSError):
-            if os.readlink(f"/proc/{pid}/ns/pid") != os.readlink("/proc/self/ns/pid"):
+            inside = os.readlink(f"/proc/{pid}/ns/pid") != os.readlink("/proc/self/ns/pid")
+            if inside and f"/{podman.group}/" in Path(f"/proc/{pid}/cgroup").read_text():
                 found[pid] = argv
     return found
 
@@ -195,7 +196,7 @@ def test_agents_run_unchanged_in_an_image_whose_registrys_token_they_never_see(
     served.failures = 1  # it is busy at first, which is no reason to give up
     run = fleet.start(*in_images.words(IMAGE, "r"))
     work = in_images.waiting()
-    inside = in_containers()
+    inside = in_containers(in_images.images.podman)
     agents = {pid for pid, argv in inside.items() if "run_agent.py" in argv}
     assert agents
     # the agent itself was told backwards what to look for

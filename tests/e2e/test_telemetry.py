@@ -92,12 +92,6 @@ def address_of(exporter: Process) -> str:
     return exporter.out.split()[-1]
 
 
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
-
-
 @needs_prometheus
 def test_prometheus_scrapes_a_run_while_it_goes_on_and_after(fleet: Fleet, tmp_path: Path) -> None:
     fleet.bench([task("a", "score 1"), task("b", "gate go; score 0")])
@@ -105,23 +99,18 @@ def test_prometheus_scrapes_a_run_while_it_goes_on_and_after(fleet: Fleet, tmp_p
     fleet.started("b.0")
     exporter = fleet.start("metrics", "--port", "0")
     address = address_of(exporter)
-    port, config = free_port(), tmp_path / "prometheus.yml"
+    config, log = tmp_path / "prometheus.yml", tmp_path / "prometheus.log"
     target = address.removeprefix("http://").removesuffix("/metrics")
     config.write_text(
         "global: {scrape_interval: 1s}\n"
         f"scrape_configs: [{{job_name: evalfleet, static_configs: [{{targets: ['{target}']}}]}}]\n"
     )
-    prometheus = subprocess.Popen(
-        [
-            "prometheus",
-            f"--config.file={config}",
-            f"--storage.tsdb.path={tmp_path / 'data'}",
-            f"--web.listen-address=127.0.0.1:{port}",
-        ],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    argv = ["prometheus", f"--config.file={config}", f"--storage.tsdb.path={tmp_path / 'data'}"]
+    with log.open("wb") as said:
+        prometheus = subprocess.Popen([*argv, "--web.listen-address=127.0.0.1:0"], stdout=said, stderr=said)
     try:
+        listens = re.compile(r'"Listening on" address=127\.0\.0\.1:(\d+)')
+        port = until(lambda: listens.search(log.read_text()), log.read_text)[1]
 
         def value(query: str) -> float | None:
             url = f"http://127.0.0.1:{port}/api/v1/query?query={urllib.request.quote(query)}"  # type: ignore[attr-defined]
@@ -256,8 +245,10 @@ def test_what_cannot_be_done_is_said_in_one_line(fleet_with_run: Fleet, receiver
     assert "is no port" in refused(fleet_with_run, "metrics", "--port", "70000")
     assert "there is no run" in refused(fleet_with_run, "metrics", "nope")
     assert "such as http://gateway:9091" in refused(fleet_with_run, "metrics", "r", "--push", "gateway")
-    gone = f"http://user:secret@127.0.0.1:{free_port()}"
-    said = refused(fleet_with_run, "metrics", "r", "--push", gone)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # and does not listen, so nobody does
+        gone = f"http://user:secret@127.0.0.1:{silent.getsockname()[1]}"
+        said = refused(fleet_with_run, "metrics", "r", "--push", gone)
     assert "cannot be reached" in said
     assert "secret" not in said
     receiver.code = 400

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.waiting import until
 
-from .cluster import Cluster, free_ports
+from .cluster import Cluster, Ports
 
 PACKAGES = ("slurmdbd", "slurm-wlm-mysql-plugin", "libmariadb3", "mariadb-server-core", "mariadb-server")
 PLUGINS = "usr/lib/x86_64-linux-gnu/slurm-wlm"
@@ -55,7 +55,8 @@ def packages() -> Path:
 def accounting(cluster: Cluster) -> Iterator[None]:
     """The cluster, which does not run yet, keeps accounts and takes jobs of those alone that are known."""
     root, folder = packages(), cluster.folder
-    _, _, port = free_ports(1)
+    ports = Ports(1)
+    port = ports.first
     cluster.config.write_text(
         cluster.config.read_text().replace(
             "AccountingStorageType=accounting_storage/none\n", USED.format(folder=folder, port=port)
@@ -87,6 +88,7 @@ def accounting(cluster: Cluster) -> Iterator[None]:
         for process in reversed(running):
             process.kill()
             process.wait()
+        ports.free()
 
 
 def _start_maria(root: Path, folder: Path, environ: dict[str, str]) -> subprocess.Popen[bytes]:

@@ -17,6 +17,8 @@ from tests.waiting import until
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "srun", "scancel", "scontrol")
 GRACE_S = 25
 SBIN = "/usr/sbin:/sbin"
+RANGE = 40
+"""Ports a cluster has at most."""
 
 CONFIG = """\
 ClusterName=test
@@ -97,7 +99,8 @@ class Cluster:
         key = folder / "munge.key"
         key.write_bytes(secrets.token_bytes(1024))
         key.chmod(0o400)
-        first, last, port = free_ports(nodes)
+        self.ports = Ports(nodes + 1)
+        first, last, port = self.ports.first, self.ports.last - 1, self.ports.last
         self.config.write_text(
             CONFIG.format(
                 host=socket.gethostname().partition(".")[0],
@@ -186,6 +189,7 @@ class Cluster:
                 self.cancel_all()
         for pid in self.pids():
             _kill(pid)
+        self.ports.free()
 
     def cancel_all(self) -> None:
         """Cancel all jobs, whoever's they are, and wait until they are over."""
@@ -265,14 +269,24 @@ def _kill(pid: int) -> None:
         return
 
 
-def free_ports(nodes: int) -> tuple[int, int, int]:
-    """The first and the last of the nodes' ports, which must follow one another, and the controller's."""
-    while True:
-        first = 20000 + secrets.randbelow(12000)
-        with ExitStack() as stack:
+class Ports:
+    """Ports that follow one another and that no other cluster of this computer gets, while daemons are down,
+    too: whoever has the socket of a range's name has the range. None is one that the system hands out."""
+
+    def __init__(self, count: int) -> None:
+        assert count <= RANGE
+        while True:
+            self.first = 20000 + RANGE * secrets.randbelow(12000 // RANGE)
+            self.last = self.first + count - 1
+            self._name = socket.socket(socket.AF_UNIX)
             try:
-                for port in range(first, first + nodes + 1):
-                    stack.enter_context(socket.create_server(("127.0.0.1", port)))
+                self._name.bind(f"\0evalfleet-slurm-ports-{self.first}")
+                for port in range(self.first, self.last + 1):
+                    socket.create_server(("127.0.0.1", port)).close()
             except OSError:
+                self.free()
                 continue
-        return first, first + nodes - 1, first + nodes
+            return
+
+    def free(self) -> None:
+        self._name.close()

@@ -39,7 +39,7 @@ LOOK = """\
 export SLURM_CONF={config}
 for id in $(squeue -h -o %i); do scontrol write batch_script $id -; done >"$EVALFLEET_OUT/told"
 grep -ls '"si[g]n"' /proc/[0-9]*/environ /proc/[0-9]*/cmdline >"$EVALFLEET_OUT/seen"
-grep -rls --exclude=supervisor.pyz '"si[g]n"' /tmp/evalfleet-????????/ >>"$EVALFLEET_OUT/seen"
+grep -rls --exclude=supervisor.pyz '"si[g]n"' {nodes}/ >>"$EVALFLEET_OUT/seen"
 echo '{{"score": 1}}' >"$EVALFLEET_OUT/result.json"
 """
 
@@ -63,16 +63,22 @@ def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bucket]:
 
 
 def away(cluster: Cluster, folder: Path, bucket: Bucket, count: int, settings: str = "") -> Desk:
-    """A desk whose nodes cannot see its folder: their Python has nothing there."""
-    alone = folder.with_name("python-without-folders")
+    """A desk whose nodes cannot see its folder: their Python has nothing there.
+
+    Their own files are in a folder of this desk, as neighbours have some in /tmp.
+    """
+    alone, nodes = folder.with_name("python-without-folders"), nodes_of(folder)
+    nodes.mkdir()
     at = desk(cluster, folder, count, f'mailbox = "{URL}"\npython = "{alone}"\n{settings}')
-    command(alone, f'exec unshare -m sh -c \'mount -t tmpfs none {folder} && exec python3 "$@"\' sh "$@"')
+    script = f'mount -t tmpfs none {folder} && exec env TMPDIR={nodes} python3 "$@"'
+    command(alone, f"exec unshare -m sh -c '{script}' sh \"$@\"")
     at.environ.update(bucket.environ)
     return at
 
 
-def files_on_nodes() -> list[str]:
-    return sorted(str(path) for path in Path("/tmp").glob("evalfleet-????????/evalfleet"))
+def nodes_of(folder: Path) -> Path:
+    """Where nodes of the desk with this folder keep what no other computer sees."""
+    return folder.with_name("nodes")
 
 
 def test_a_run_goes_by_bucket_is_resumed_and_leaves_nothing(
@@ -80,11 +86,12 @@ def test_a_run_goes_by_bucket_is_resumed_and_leaves_nothing(
 ) -> None:
     """Jobs find no token: neither in what Slurm tells of them, nor in processes or files."""
     at = away(cluster, tmp_path / "f", bucket, 4)
-    before = files_on_nodes()
-    (tmp_path / "f/run.sh").write_text(LOOK.format(config=cluster.config))
+    nodes = nodes_of(tmp_path / "f")
+    (tmp_path / "f/run.sh").write_text(LOOK.format(config=cluster.config, nodes=nodes))
     run = at.start("run", "b.toml", "--on", "hpc", "--workers", "2", "--name", "r")
     results = tmp_path / "f/results/r"
     until(lambda: list(results.glob("t*/t*.0/result.json")) or None, lambda: f"a first score: {run.said}")
+    assert list(nodes.glob("evalfleet-*/evalfleet")), "the nodes have their files elsewhere"
     steps = cluster.ask("squeue", "--steps", "--noheader", "--format=%i").split()
     assert steps, "no job runs"
     assert all(step.endswith(".batch") for step in steps), "a step was made"
@@ -103,7 +110,7 @@ def test_a_run_goes_by_bucket_is_resumed_and_leaves_nothing(
     assert {_status(address) for address in addresses} == {403}, "what it told leads somewhere"
     nothing_left(cluster, tmp_path / "f")
     assert bucket.names() == []
-    assert files_on_nodes() == before
+    assert not list(nodes.glob("evalfleet-*/evalfleet"))
 
 
 @pytest.mark.nightly
