@@ -20,7 +20,7 @@ from standins.azure import StandIn
 from tests.cloud.desk import AzureDesk
 from tests.cloud.places import GROUP, HOME, examine, place
 from tests.cloud.rest import Rest
-from tests.waiting import until
+from tests.waiting import slowness, until
 
 VM = "Microsoft.Compute/virtualMachines"
 DISK = "Microsoft.Compute/disks"
@@ -62,7 +62,7 @@ def test_a_locked_group_is_told_in_run_show_and_machines_and_the_run_waits(
         next(record.at for record in events if isinstance(record.event, kind))
         for kind in (MachineCondemned, MachineDeleteRefused)
     )
-    assert told - condemned < 60e6, "within a minute"
+    assert told - condemned < 60e6 * slowness(), "within a minute"
     for words in (("show", "r"), ("machines",)):
         assert "cannot be deleted, and costs on until it is: " in desk.say(*words)
     shown = json.loads(desk.say("show", "r", "--json"))

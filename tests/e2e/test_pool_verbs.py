@@ -178,7 +178,7 @@ def test_followed_logs_end_when_nobody_reads_them(fleet: Fleet) -> None:
         cwd=fleet.folder,
         env=fleet.environ,
         stdout=subprocess.PIPE,
-        timeout=30,
+        timeout=PATIENCE_S,
         check=True,
     )
     assert b"PoolPlanned" in done.stdout

@@ -62,7 +62,7 @@ def test_installed_once_and_taken_out_again(fleet: Fleet, table: Path) -> None:
 def test_the_line_works_with_next_to_no_environment(fleet: Fleet, table: Path) -> None:
     say(fleet, "reap", "--install")
     command = table.read_text().split(" ", 5)[5].replace(r"\%", "%")
-    done = subprocess.run(["/bin/sh", "-c", command], env={}, timeout=60, check=False)
+    done = subprocess.run(["/bin/sh", "-c", command], env={}, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, (fleet.home / "reap.log").read_text()
     assert "nothing of ours has expired" in (fleet.home / "reap.log").read_text()
 

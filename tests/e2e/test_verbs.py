@@ -15,7 +15,7 @@ import pytest
 
 from evalfleet.cli import VERBS
 from tests.e2e.harness import Fleet, task, tasks
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +172,7 @@ def test_a_reader_that_goes(finished: Fleet) -> None:
         env=finished.environ,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.stderr == ""
@@ -197,7 +197,7 @@ def test_closed_streams(fleet: Fleet, closed: str) -> None:
         cwd=fleet.folder,
         env=fleet.environ,
         capture_output=True,
-        timeout=30,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert b"Traceback" not in done.stderr, done.stderr
@@ -211,7 +211,13 @@ def test_a_folder_that_is_gone(fleet: Fleet) -> None:
     words = f"rmdir {gone}; exec {sys.executable} -m evalfleet ls"
     environ = {key: value for key, value in fleet.environ.items() if key != "EVALFLEET_HOME"}
     done = subprocess.run(
-        ["bash", "-c", words], cwd=gone, env=environ, capture_output=True, text=True, timeout=30, check=False
+        ["bash", "-c", words],
+        cwd=gone,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
     )
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1, done.stderr

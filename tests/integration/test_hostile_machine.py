@@ -398,5 +398,5 @@ def test_whatever_is_said_is_an_end_or_one_line(said: list[bytes], when: str) ->
                 check_told(str(err))
 
     with tempfile.TemporaryDirectory() as name:
-        asyncio.run(asyncio.wait_for(test(Path(name) / "t.0"), 30))
+        asyncio.run(asyncio.wait_for(test(Path(name) / "t.0"), PATIENCE_S))
         parcels.check_home(Path(name) / "t.0")

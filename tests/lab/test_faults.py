@@ -9,7 +9,7 @@ import pytest
 
 from evalfleet.lab import HostLimits, Lab, LabError, NamespaceHost
 from tests.lab.clients import needs_lab, session, ssh
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 
 pytestmark = needs_lab
 
@@ -116,7 +116,7 @@ def test_a_slow_link_is_slow_both_ways(lab: Lab, host: NamespaceHost) -> None:
     assert seconds("cat > /dev/null", data) > 3.5
     assert seconds("head -c 150000 /dev/zero", b"") > 3.5
     host.slow_link(None)
-    assert min(seconds("cat > /dev/null", data) for _ in range(4)) < 3.5
+    until(lambda: seconds("cat > /dev/null", data) < 3.5, "it is quick again, once nothing else is slow here")
 
 
 def test_lost_packets(lab: Lab, host: NamespaceHost) -> None:

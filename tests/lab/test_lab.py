@@ -105,14 +105,14 @@ def test_a_command_that_fails_on_a_host_says_what(lab: Lab) -> None:
 
 def test_a_socket_of_the_lab_can_be_used_from_outside(lab: Lab) -> None:
     with lab.socket() as sock:
-        sock.settimeout(5)
+        sock.settimeout(PATIENCE_S)
         sock.connect((lab.hosts[1].address, 22))
         assert sock.recv(7) == b"SSH-2.0"
 
 
 def test_a_thread_can_be_inside_for_a_while(lab: Lab) -> None:
     before = os.readlink("/proc/thread-self/ns/net")
-    with lab.inside(), socket.create_connection((lab.hosts[1].address, 22), timeout=5) as sock:
+    with lab.inside(), socket.create_connection((lab.hosts[1].address, 22), timeout=PATIENCE_S) as sock:
         assert sock.recv(7) == b"SSH-2.0"
         assert os.readlink("/proc/thread-self/ns/net") != before
     assert os.readlink("/proc/thread-self/ns/net") == before

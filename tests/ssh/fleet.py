@@ -25,7 +25,7 @@ from evalfleet.model import Machine, MachineId, Needs
 from evalfleet.places.ssh import SshPlace, SshSettings
 from evalfleet.places.ssh.place import access_of
 from evalfleet.ports import Place, PlaceContext
-from tests.waiting import until, until_async
+from tests.waiting import slowness, until, until_async
 
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
 HOME_ID = "abc123"
@@ -180,7 +180,7 @@ class Fleet:
             "user": getpass.getuser(),
             "key": str(self.key),
             "known_hosts": str(self.known_hosts),
-            "connect_timeout_s": 5.0,
+            "connect_timeout_s": 5.0 * slowness(),
             "isolation": "none",  # jobs meet in folders of the tests, which no other user sees
             **more,
         }

@@ -21,6 +21,7 @@ from evalfleet.ports import Channel, Fence
 from evalfleet.version import requirement
 from tests.planted import UNIQUE, holding
 from tests.pythons import python_3_8
+from tests.waiting import slowness
 
 from .fleet import Fleet, bring_up
 from .releases import Release
@@ -94,10 +95,11 @@ async def test_who_waits_in_our_own_queue_is_not_silent(hosts: Fleet) -> None:
     async with machine(hosts) as (_, made, _):
         turns = asyncio.Semaphore(1)
         host_home = hosts.host_home(made.address, turns)
-        channel = SshChannel(host_home, made.id, Fence("run", 1, 4.0), {})
+        silent_s = 4.0 * slowness()
+        channel = SshChannel(host_home, made.id, Fence("run", 1, silent_s), {})
         async with turns:  # as if others were being connected to
             probe = asyncio.create_task(channel.probe(None))
-            done, _ = await asyncio.wait((probe,), timeout=4.5)
+            done, _ = await asyncio.wait((probe,), timeout=silent_s + 0.5)
             assert not done, "it was called silent"
         assert await probe
         await channel.close()
@@ -106,7 +108,7 @@ async def test_who_waits_in_our_own_queue_is_not_silent(hosts: Fleet) -> None:
 
 async def test_a_silent_host_is_an_error_and_comes_back(hosts: Fleet) -> None:
     async with machine(hosts) as (place, made, _):
-        channel = place.channel(made, Fence("run", 1, 1.5))
+        channel = place.channel(made, Fence("run", 1, 1.5 * slowness()))
         host = next(host for host in hosts.hosts if host.name == made.address)
         await channel.start(shell("t.0", "sleep 0.5; exit 3"))
         host.pause()

@@ -18,6 +18,7 @@ from evalfleet.journal import Store
 from evalfleet.model import AttemptId
 from tests import parcels
 from tests.desk import Done
+from tests.waiting import PATIENCE_S
 
 from .fleet import Fleet, Sshd
 from .test_channel import machine, shell
@@ -63,7 +64,7 @@ def run(folder: Path, hosts: Fleet, victim: Path, mode: str) -> Done:
     words = ("run", "b.toml", "--on", "lab3", "--workers", "3", "--name", "r", "--attempts", "1")
     process = start(folder, *words)
     try:
-        return process.wait(110)
+        return process.wait()
     finally:
         process.kill()  # nothing, if it has ended
 
@@ -214,7 +215,7 @@ async def test_a_stream_of_another_making(
         await channel.ended(JOB)
 
         async def test() -> None:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(PATIENCE_S):
                 with pytest.raises((ChannelError, OSError), match=problem):
                     await channel.collect(JOB, into)
 

@@ -13,7 +13,7 @@ import pytest
 from evalfleet.lab import Lab, keys
 from standins.azure import Hosts, StandIn
 from tests.cloud.rest import Json, Rest, compute, network, vm_body
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 CANNOT = Lab.missing()
 pytestmark = pytest.mark.skipif(CANNOT is not None, reason=f"NO TEST OF REAL HOSTS: {CANNOT}")
@@ -93,7 +93,7 @@ class Login:
             capture_output=True,
             text=True,
             stdin=subprocess.DEVNULL,
-            timeout=30,
+            timeout=PATIENCE_S,
             check=False,
         )
 
@@ -198,7 +198,7 @@ EVENTS = "http://169.254.169.254/metadata/scheduledevents?api-version=2020-07-01
 ASK = f"""\
 import json, urllib.request
 ask = urllib.request.Request({EVENTS!r}, headers={{"Metadata": "true"}})
-print(urllib.request.urlopen(ask, timeout=5).read().decode())
+print(urllib.request.urlopen(ask, timeout=60).read().decode())
 """
 
 
@@ -229,12 +229,12 @@ LIST = """\
 import json, os, ssl, urllib.request
 identity = os.environ["IDENTITY_ENDPOINT"] + "?api-version=2019-08-01&resource=x"
 ask = urllib.request.Request(identity, headers={"X-IDENTITY-HEADER": os.environ["IDENTITY_HEADER"]})
-token = json.load(urllib.request.urlopen(ask, timeout=10))["access_token"]
+token = json.load(urllib.request.urlopen(ask, timeout=60))["access_token"]
 groups = os.environ["ENDPOINT"] + "/subscriptions/" + os.environ["AZURE_SUBSCRIPTION_ID"]
 groups += "/resourcegroups?api-version=2021-04-01"
 ask = urllib.request.Request(groups, headers={"Authorization": "Bearer " + token})
 tls = ssl.create_default_context(cafile=os.environ["SSL_CERT_FILE"])
-print([each["name"] for each in json.load(urllib.request.urlopen(ask, timeout=10, context=tls))["value"]])
+print([each["name"] for each in json.load(urllib.request.urlopen(ask, timeout=60, context=tls))["value"]])
 """
 
 
@@ -245,7 +245,7 @@ def test_a_client_in_the_labs_network_reaches_it(azure: StandIn) -> None:
         env={**azure.environment_inside, "ENDPOINT": azure.endpoint_inside},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, "['rg']\n"), done.stderr

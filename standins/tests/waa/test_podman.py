@@ -19,7 +19,7 @@ from evalfleet.benchmarks.waa.settings import WaaSettings
 from evalfleet.benchmarks.waa.task_folder import read_task
 from standins.podman import LIMITS, Podman
 from standins.waa import rootfs, standin
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 IMAGE = "localhost/winarena:latest"
 
@@ -110,7 +110,7 @@ def test_the_list_of_tasks_is_told_as_the_image_has_it(podman: Podman, tmp_path:
         env={**environ, "EVALFLEET_OUT": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
     assert podman.ok("ps", "-aq") == "", "what was made for it is gone"

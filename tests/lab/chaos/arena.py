@@ -22,7 +22,7 @@ from evalfleet.planning.request import RunRequest
 from evalfleet.planning.workspace import Workspace
 from evalfleet.state import AttemptState, MachineState, RunState
 from tests.desk import Desk, FollowedRun, Process
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import PATIENCE_S, slowness, until
 
 from . import workload
 
@@ -60,7 +60,7 @@ class Arena(FollowedRun):
             f'[places.lab]\nkind = "ssh"\nuser = "{workload.USER}"\nkey = "{client.key_path}"\n'
             f'known_hosts = "{client.known_hosts_path}"\nhosts = [{hosts}]\n'
             # a host that stays away holds up the end of the run no longer than this
-            "gone_after_s = 4\nconnect_timeout_s = 5\n"
+            f"gone_after_s = 4\nconnect_timeout_s = {5 * slowness():.0f}\n"
         )
 
     # -- controllers -----------------------------------------------------------------------------
