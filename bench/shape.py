@@ -111,6 +111,7 @@ def run(quick: bool) -> Result:
         "files_that_are_not_later": at_most(figures["files_that_are_not_later"], FILES_AIM),
         "class_names_used_twice": at_most(figures["class_names_used_twice"], TWICE_AIM),
         "optional_protocols": at_most(figures["optional_protocols"], PROTOCOLS_AIM),
+        "optional_protocols_of_one": at_most(len(figures["optional_protocols_of_one"]), 0),
         "files_outside_that_name_waa": at_most(len(figures["files_outside_that_name_waa"]), OUTSIDE_AIM),
         "files_outside_that_name_azure": at_most(len(figures["files_outside_that_name_azure"]), OUTSIDE_AIM),
         "function_lines_p95": at_most(figures["function_lines_p95"], P95_AIM),
@@ -144,6 +145,7 @@ def measure(modules: list[Module]) -> Figures:
     lengths = sorted((node.end_lineno or node.lineno) - node.lineno + 1 for node in functions)
     total = sum(lines)
     later = files_by_addition(modules)
+    protocols = optional_protocols(modules)
     return {
         "files": len(modules),
         "files_that_are_not_later": len(modules) - sum(later.values()),
@@ -159,7 +161,8 @@ def measure(modules: list[Module]) -> Figures:
         "class_names_used_twice": len(twice(modules)),
         "private_functions_with_one_caller_percent": rounded(100 * one_caller(modules), 3),
         "top_level_rooms": len({module.path.parts[0] for module in modules}),
-        "optional_protocols": optional_protocols(modules),
+        "optional_protocols": len(protocols),
+        "optional_protocols_of_one": [name for name in protocols if len(followers(modules, name)) < 2],
         "files_outside_that_name_waa": outside(modules, "benchmarks/waa", WAA),
         "files_outside_that_name_azure": outside(modules, "places/azure", AZURE, *AZURE_TOO),
     }
@@ -196,13 +199,32 @@ def one_caller(modules: list[Module]) -> float:
     return alone / total
 
 
-def optional_protocols(modules: list[Module]) -> int:
+def optional_protocols(modules: list[Module]) -> list[str]:
     """Protocols that a plug-in may follow or not: whoever uses them asks with isinstance."""
-    return sum(
-        any(isinstance(mark, ast.Name) and mark.id == "runtime_checkable" for mark in node.decorator_list)
+    return [
+        node.name
         for module in modules
         for node in module.classes
-    )
+        if any(isinstance(mark, ast.Name) and mark.id == "runtime_checkable" for mark in node.decorator_list)
+    ]
+
+
+def followers(modules: list[Module], protocol: str) -> list[str]:
+    """Classes that have all names of a protocol, their own or a base's."""
+    classes = {node.name: node for module in modules for node in module.classes}
+
+    def names(name: str) -> set[str]:
+        if (node := classes.get(name)) is None:
+            return set()
+        own = {part.name for part in node.body if isinstance(part, Function)}
+        for part in node.body:
+            targets = part.targets if isinstance(part, ast.Assign) else [getattr(part, "target", None)]
+            own |= {target.id for target in targets if isinstance(target, ast.Name)}
+        bases = [base.value if isinstance(base, ast.Subscript) else base for base in node.bases]
+        return own.union(*(names(base.id) for base in bases if isinstance(base, ast.Name)))
+
+    wanted = names(protocol)
+    return sorted(name for name in classes if name != protocol and wanted <= names(name))
 
 
 def outside(modules: list[Module], room: str, word: re.Pattern[str], *exempt: str) -> list[str]:

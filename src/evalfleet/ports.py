@@ -89,6 +89,11 @@ class Benchmark(Protocol):
         """What grades answers after the last task. None: `outcome` scores every attempt when it ends."""
         ...
 
+    @property
+    def guest(self) -> Guest | None:
+        """The system inside its machines in which agents work. None: they work on the machines themselves."""
+        ...
+
 
 class Answer(Struct, frozen=True):
     """What one attempt has left to be graded."""
@@ -598,11 +603,10 @@ class BillReader(Protocol):
         ...
 
 
-@runtime_checkable
-class GuestBenchmark(Protocol):
-    """A benchmark whose machines hold a system of their own, in which agents work: Windows, for one.
+class Guest(Protocol):
+    """A system inside a benchmark's machines, in which agents work: Windows, for one.
 
-    It knows what that system cannot do without, and tells its tasks.
+    It knows what it cannot do without, and tells the benchmark's tasks.
     """
 
     @property

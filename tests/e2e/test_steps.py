@@ -68,6 +68,13 @@ def test_steps_and_the_newest_screenshot_are_seen_while_the_attempt_runs_and_aft
     assert not read_series(fleet.home, machine)
 
 
+def test_steps_of_repeats_are_shown_too(fleet: Fleet, say: Callable[..., str]) -> None:
+    fleet.bench([task("a_1", STEPS.replace("gate 1; ", ""))], steps="traj.jsonl")
+    fleet.start_run("--workers", "1", "--repeat", "2").finish()
+    for repeat in ("a_1~1", "a_1~2"):
+        assert [row["n"] for row in json.loads(say("show", "r", repeat, "--steps", "--json"))] == [1, 2]
+
+
 def test_the_screenshot_of_a_running_attempt_comes_from_its_machine(
     fleet: Fleet, say: Callable[..., str]
 ) -> None:

@@ -33,7 +33,7 @@ from evalfleet.model import (
     Task,
     TaskId,
 )
-from evalfleet.ports import Benchmark
+from evalfleet.ports import Benchmark, Stepped
 
 TASK = Task(TaskId("a_1"), "a", {"n": 3, "s": "x y", "l": [1, True, None]}, timeout_s=60, stall_s=7)
 
@@ -104,6 +104,16 @@ def test_a_repeat_sees_the_id_it_knows_and_its_number() -> None:
     assert bench.outcome(task, exited({"score": 1}), True) == Scored(1.0, success=True)
     inner = CommandBenchmark(spec())
     assert Repeated.times(inner, 1) is inner
+
+
+def test_steps_of_repeats_are_read_as_those_of_one() -> None:
+    repeated = Repeated.times(CommandBenchmark(spec(steps="out/steps.jsonl")), 3)
+    assert isinstance(repeated, Stepped)
+    assert repeated.steps == "out/steps.jsonl"
+    assert [step.action for step in repeated.read_steps(b'{"n": 1, "action": "click"}\n').steps] == ["click"]
+    without = Repeated.times(CommandBenchmark(spec()), 3)
+    assert isinstance(without, Stepped)
+    assert not without.steps
 
 
 def test_a_spec_makes_an_equal_benchmark_after_a_trip_through_json() -> None:

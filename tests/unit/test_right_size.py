@@ -10,7 +10,6 @@ from evalfleet.api.right_size import DomainLoad, domain_loads, needs_of_domain
 from evalfleet.benchmarks.waa.benchmark import WaaBenchmark
 from evalfleet.channels.samples import Load, Samples
 from evalfleet.model import SECOND, Needs, Offer, Task, TaskId
-from evalfleet.ports import GuestBenchmark
 
 from .runs import Run
 
@@ -74,6 +73,6 @@ def test_what_was_used_and_a_margin_is_asked_for_but_never_less_than_the_guest_n
 @pytest.mark.parametrize(("ram", "least_gb"), [("8G", 12.0), ("4G", 8.0), ("16G", 24.0)])
 def test_windows_agent_arena_never_has_less_than_its_guest_and_4_gb(ram: str, least_gb: float) -> None:
     benchmark = WaaBenchmark.from_spec({"settings": {"ram": ram}}, model="", agent={}, settings={})
-    assert isinstance(benchmark, GuestBenchmark)
-    assert benchmark.least_needs.memory_gb == least_gb
-    assert benchmark.least_needs.nested_virtualization
+    assert benchmark.guest is not None
+    assert benchmark.guest.least_needs.memory_gb == least_gb
+    assert benchmark.guest.least_needs.nested_virtualization

@@ -8,14 +8,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from evalfleet.benchmarks.loaded import Repeated
 from evalfleet.clock import WallClock
 from evalfleet.errors import FleetError, MachineMute, PlaceError, RequestError
 from evalfleet.events import MachineExtended, MachineLeaseSet, MachinePrepared
 from evalfleet.journal import SqliteJournal
 from evalfleet.model import AttemptId, Job, Micros, Offer, after, seconds_between
 from evalfleet.named_pools import OwnPlace, PoolView, machine_of
-from evalfleet.ports import Benchmark, Channel, Fence, GuestBenchmark, HostChannel
+from evalfleet.ports import Benchmark, Channel, Fence, HostChannel
 from evalfleet.state import MachineState
 
 LIST_TASKS_S = 600.0
@@ -93,19 +92,19 @@ async def learn_tasks(site: PoolMachine, benchmark: Benchmark, home: Path) -> Mi
 
     Returns when its set-up ends, if that is known. Raises RequestError if the machine tells none.
     """
-    lister = benchmark.inner if isinstance(benchmark, Repeated) else benchmark
-    if not isinstance(lister, GuestBenchmark):
+    guest = benchmark.guest
+    if guest is None:
         return None
     job = Job(
-        AttemptId(f"tasks-{os.urandom(6).hex()}"), lister.list_tasks, LIST_TASKS_S, benchmark.bundle.digest
+        AttemptId(f"tasks-{os.urandom(6).hex()}"), guest.list_tasks, LIST_TASKS_S, benchmark.bundle.digest
     )
     await site.channel.start(job)
     ended = await site.channel.ended(job.id)
     site.channel.forget(job.id)
     if ended.result is None:
         raise RequestError(f"it tells no list of tasks: {ended.detail.strip() or ended.reason}")
-    lister.keep_tasks(ended.result, home)
-    return lister.good_until(ended.result)
+    guest.keep_tasks(ended.result, home)
+    return guest.good_until(ended.result)
 
 
 async def restart(site: PoolMachine) -> None:

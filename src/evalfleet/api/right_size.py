@@ -15,14 +15,12 @@ from pathlib import Path
 
 from msgspec import structs
 
-from evalfleet.benchmarks.loaded import Repeated
 from evalfleet.channels.samples import Sample, read_series
 from evalfleet.errors import RequestError
 from evalfleet.model import Answered, Needs, Scored, Task
 from evalfleet.planning.plan import Resolved
 from evalfleet.planning.plan_parts import benchmark_of
 from evalfleet.planning.workspace import Workspace
-from evalfleet.ports import GuestBenchmark
 from evalfleet.schedules import is_dealt
 from evalfleet.state import AttemptState, RunState
 
@@ -56,8 +54,7 @@ def right_sized(workspace: Workspace, resolved: Resolved) -> Resolved:
     if resolved.borrowed:
         raise RequestError("--right-size: the machines of a pool have the size they have: leave it out")
     plan, benchmark = resolved.plan, benchmark_of(resolved.plan)
-    inner = benchmark.inner if isinstance(benchmark, Repeated) else benchmark
-    least = inner.least_needs if isinstance(inner, GuestBenchmark) else benchmark.needs
+    least = benchmark.guest.least_needs if benchmark.guest is not None else benchmark.needs
     loads = domain_loads(workspace.home, earlier_states(workspace, plan.benchmark))
     sized = [needs_of_domain(benchmark.needs, least, loads.get(task.domain)) for task in resolved.tasks]
     if all(each == benchmark.needs for each in sized):

@@ -78,6 +78,7 @@ class CommandBenchmark:
 
     Settings = CommandSettings
     declares_settings = True
+    guest = None
 
     def __init__(
         self,

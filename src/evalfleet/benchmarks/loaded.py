@@ -29,8 +29,9 @@ from evalfleet.model import (
     Scorer,
     Task,
     TaskId,
+    Trajectory,
 )
-from evalfleet.ports import Answer, Benchmark, FileBenchmark, Grader
+from evalfleet.ports import Answer, Benchmark, FileBenchmark, Grader, Guest, Stepped
 
 
 class ResultFolder(NamedTuple):
@@ -226,9 +227,11 @@ class BenchmarkKind(Protocol):
 
     grader: Grader | None = None
     """What grades answers after the last task, unless its benchmarks have one each: see `Benchmark`."""
+    guest: Guest | None = None
+    """The system inside its machines, unless its benchmarks have one each: see `Benchmark`."""
 
     def load(self, name: str, settings: Any, base: Path, home: Path) -> Loaded:
-        """Read it. Relative paths in the settings are beside `base`; a GuestBenchmark keeps tasks in `home`.
+        """Read it. Relative paths in the settings are beside `base`; a guest keeps tasks in `home`.
 
         Raises RequestError.
         """
@@ -254,11 +257,6 @@ class Repeated:
     @classmethod
     def times(cls, inner: Benchmark, repeat: int) -> Benchmark | Self:
         return cls({"": inner}) if repeat > 1 else inner
-
-    @property
-    def inner(self) -> Benchmark:
-        """One of them, for what does not depend on the model."""
-        return self._first
 
     @property
     def inners(self) -> list[Benchmark]:
@@ -292,6 +290,17 @@ class Repeated:
     def grader(self) -> Grader | None:
         graders = {model: inner.grader for model, inner in self._inners.items() if inner.grader is not None}
         return _RepeatedGrader(graders) if graders else None
+
+    @property
+    def guest(self) -> Guest | None:
+        return self._first.guest
+
+    @property
+    def steps(self) -> str:
+        return self._first.steps if isinstance(self._first, Stepped) else ""
+
+    def read_steps(self, data: bytes) -> Trajectory:
+        return self._first.read_steps(data) if isinstance(self._first, Stepped) else Trajectory()
 
     def command(self, task: Task, attempt: AttemptId) -> Command:
         command = self._of(task).command(_origin(task), attempt)
@@ -363,6 +372,7 @@ class Bare:
     bundle = Bundle()
     probe: Command | None = None
     grader = None
+    guest = None
 
     def command(self, task: Task, attempt: AttemptId) -> Command:
         raise NotImplementedError("a pool runs no tasks")

@@ -86,6 +86,7 @@ class HalBenchmark:
     machine_names = "hal"
     result_reader = HalResultReader()
     result_writer = HalResultWriter()
+    guest = None
 
     def __init__(
         self,

@@ -34,7 +34,7 @@ from evalfleet.model import (
     decodable,
 )
 from evalfleet.names import safe_name
-from evalfleet.ports import Check
+from evalfleet.ports import Check, Guest
 
 from .golden_files import golden_files
 from .host.config import CONTAINER, POINTER, PORTS, SENT
@@ -236,6 +236,11 @@ class WaaBenchmark:
         memory_gb = max(memory_gb, self._least_memory_gb())
         # set-up itself insists on what a run cannot do without: memory, room and KVM
         return Needs(cpus, memory_gb, self._settings.machine_disk_gb, self._settings.kvm, strict=False)
+
+    @property
+    def guest(self) -> Guest:
+        """Windows, of which the benchmark itself knows all there is to know."""
+        return self
 
     @property
     def least_needs(self) -> Needs:
