@@ -24,14 +24,29 @@ def replace(path: Path, content: bytes, *, mode: int = EVERYBODY) -> None:
     """
     scratch = scratch_of(path)
     try:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        with os.fdopen(os.open(scratch, flags, mode), "wb") as file:
-            file.write(content)
+        _write(scratch, content, mode)
         os.replace(scratch, path)
     except OSError:
         with contextlib.suppress(OSError):  # the first error is the one to tell
             scratch.unlink()
         raise
+
+
+def create(path: Path, content: bytes, *, mode: int = EVERYBODY) -> None:
+    """Write a new file, whole; one that is there already stays as it is. Raises OSError."""
+    scratch = scratch_of(path)
+    try:
+        _write(scratch, content, mode)
+        with contextlib.suppress(FileExistsError):
+            os.link(scratch, path)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def _write(path: Path, content: bytes, mode: int) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open(path, flags, mode), "wb") as file:
+        file.write(content)
 
 
 def scratch_of(path: Path) -> Path:

@@ -15,6 +15,8 @@ class HttpAnswer(NamedTuple):
 
     code: int
     body: bytes
+    retry_after: str = ""
+    """When to ask again, as the server says."""
 
     @property
     def text(self) -> str:
@@ -50,7 +52,7 @@ def ask(
             return HttpAnswer(answer.status, _read(answer, until, most_bytes))
     except urllib.error.HTTPError as err:
         with err:
-            return HttpAnswer(err.code, _read(err, until, most_bytes))
+            return HttpAnswer(err.code, _read(err, until, most_bytes), err.headers.get("Retry-After", ""))
     except NoAnswer:
         raise
     except urllib.error.URLError as err:

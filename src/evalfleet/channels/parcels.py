@@ -9,12 +9,14 @@ import errno
 import os
 import shutil
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
 
+from evalfleet.clock import pauses
 from evalfleet.errors import ChannelError, SetupFailed
 from evalfleet.model import AttemptId, Bundle, Collected, Job, decodable
 from evalfleet.names import INCOMING, PARTIAL
@@ -51,7 +53,7 @@ LARGE_BYTES = 100_000
 """A file of this size is sent to a machine once, however many tasks have it."""
 LOG_ROOM = 60_000_000
 TRIES = 4
-RETRY_S = 0.5
+RETRY_S, LONGEST_RETRY_S = 0.5, 4.0
 CHANGED = "it changed while it was read"
 EXPECTED = {"job.json": "file", "log": "file", "out": "folder"}
 """What a job's parcel has at its top."""
@@ -145,15 +147,13 @@ class ParcelMover(abc.ABC):
 
     async def _persist(self, call: Callable[[], Awaitable[T]]) -> T:
         """Whole, or from the start again: what is half here is worth nothing."""
-        delay = RETRY_S
-        for _ in range(TRIES - 1):
+        for pause_s in islice(pauses(RETRY_S, LONGEST_RETRY_S, 2), TRIES - 1):
             try:
                 return await call()
             except ForgedParcel:
                 raise
             except self.interrupted:
-                await asyncio.sleep(delay)
-                delay *= 2
+                await asyncio.sleep(pause_s)
         try:
             return await call()
         except ForgedParcel:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from evalfleet.clock import pauses
 from evalfleet.errors import ChannelError, MachineForged, StaleController
 from evalfleet.model import (
     AttemptId,
@@ -231,9 +232,8 @@ class Session:
 
     async def _connect(self, deadline: float) -> Link:
         loop = asyncio.get_running_loop()
-        delay = FIRST_RETRY_S
         problem: object = "no answer"
-        while True:
+        for pause_s in pauses(FIRST_RETRY_S, LAST_RETRY_S, 2):
             queued = loop.time()
             await self._turn()
             deadline += loop.time() - queued  # so long it was we who did not ask
@@ -244,12 +244,12 @@ class Session:
                 problem = str(err) or problem
             if self._refusal is not None:
                 raise self._refusal
-            if loop.time() + delay >= deadline:
+            if loop.time() + pause_s >= deadline:
                 raise ChannelError(
                     f"nothing heard from the machine for {self._fence.silent_s:g} s ({problem})"
                 )
-            await asyncio.sleep(delay * random.uniform(0.5, 1.5))
-            delay = min(delay * 2, LAST_RETRY_S)
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.5))
+        raise AssertionError("pauses have no end")
 
     async def _turn(self) -> None:
         """For a place that connects to so many machines at once, and lets the others wait."""

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import http.client
 import json
 import math
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from evalfleet.errors import PlaceError
+from evalfleet.http_client import NoAnswer, ask
 from evalfleet.places.vm.answers import Json, rows
 from evalfleet.places.vm.price_book import load_prices, named_in, save_prices
 from evalfleet.ports import Price, PriceTable
@@ -27,7 +25,7 @@ ALL_S, ONE_S = 120.0, 20.0
 TRIES = 3
 AT_ONCE = 4
 PAGES = 40
-PAGE_BYTES, PIECE_BYTES = 4_000_000, 65_536
+PAGE_BYTES = 4_000_000
 BUSY = (429, 500, 502, 503, 504)
 PRODUCTS = {
     "Premium_LRS": ("Premium SSD Managed Disks", "P"),
@@ -92,32 +90,21 @@ class PricePages:
         if urllib.parse.urlsplit(link).hostname != self._host:
             raise _bad(f"{self._source} sends us to another computer for the next page")
         for tries in range(1, TRIES + 1):
+            timeout_s, retry_after = self._left_s(ONE_S), ""
             try:
-                return _decoded(self._read(link), self._source)
-            except urllib.error.HTTPError as err:
-                err.close()
-                if err.code not in BUSY or tries == TRIES:
-                    raise _bad(f"{self._source} answers {err.code} {err.reason}") from err
-                self._rest(err.headers.get("Retry-After"), tries)
-            except (OSError, http.client.HTTPException) as err:
-                if tries == TRIES:
-                    raise _bad(f"{self._source} cannot be read: {err}") from err
-                self._rest(None, tries)
-        raise AssertionError("the last try returns or raises")
-
-    def _read(self, link: str) -> bytes:
-        """Read it piece by piece, so that a server that dribbles does not keep us for ever."""
-        body = b""
-        with urllib.request.urlopen(link.replace(" ", "%20"), timeout=self._left_s(ONE_S)) as answer:
-            while self._left_s(ONE_S) and (piece := answer.read1(PIECE_BYTES)):
-                body += piece
-                if len(body) > PAGE_BYTES:
-                    raise _bad(f"{self._source} answers with more than {PAGE_BYTES:,} bytes a page")
-        return body
-
-    def _rest(self, asked: str | None, tries: int) -> None:
-        seconds = float(asked) if asked and asked.isdecimal() else 0.5 * tries
-        time.sleep(self._left_s(seconds))
+                answer = ask(link.replace(" ", "%20"), timeout_s=timeout_s, most_bytes=PAGE_BYTES)
+            except NoAnswer as err:
+                problem = f"cannot be read: {err}"
+            else:
+                if answer.code == 200:
+                    return _decoded(answer.body, self._source)
+                problem, retry_after = f"answers {answer.code}", answer.retry_after
+                if answer.code not in BUSY:
+                    break
+            if tries < TRIES:
+                pause_s = float(retry_after) if retry_after.isdecimal() else 0.5 * tries
+                time.sleep(self._left_s(pause_s))
+        raise _bad(f"{self._source} {problem}")
 
     def _left_s(self, most_s: float) -> float:
         left_s = self._until - time.monotonic()

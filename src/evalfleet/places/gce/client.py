@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Struct
 
-from evalfleet.clock import wall_seconds
+from evalfleet.clock import pauses, wall_seconds
 from evalfleet.places.vm.answers import GOODBYE_S, Json, Problem, table
 from evalfleet.places.vm.place import CallRate
 
@@ -172,7 +172,7 @@ class ComputeClient:
         *,
         holds: bool = False,
     ) -> Json:
-        tries, backoff_s, renewed = 0, FIRST_BACKOFF_S, False
+        tries, renewed, backoffs = 0, False, pauses(FIRST_BACKOFF_S, LONGEST_BACKOFF_S, 2.0)
         while True:
             tries += 1
             try:
@@ -185,8 +185,7 @@ class ComputeClient:
                 again = fault.status == 0 or fault.status >= 500 or fault.is_rate_limit
                 if not again or tries >= TRIES or fault.has("NoToken"):
                     raise
-                pause_s = fault.retry_after_s or backoff_s * (0.5 + random.random())
-            backoff_s = min(backoff_s * 2.0, LONGEST_BACKOFF_S)
+                pause_s = fault.retry_after_s or next(backoffs) * (0.5 + random.random())
             await asyncio.sleep(min(pause_s, LONGEST_BACKOFF_S))
 
     async def _exchange(

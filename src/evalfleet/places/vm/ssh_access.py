@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import os
-import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +19,7 @@ from msgspec import Struct
 from evalfleet.channels.ssh.target import Access, HostDown, HostLost, HostRefused, Target, openssh
 from evalfleet.clock import pauses, wall_seconds
 from evalfleet.errors import MachineMute, MachineUnavailable, PlaceError
+from evalfleet.files import OURSELVES, create, replace
 from evalfleet.model import Machine, MachineId
 from evalfleet.names import safe_name
 
@@ -256,20 +255,9 @@ def _read_or_make(path: Path) -> KeyPair:
 
 
 def _write(path: Path, text: str, *, only_new: bool = False) -> None:
-    """Write the file whole or not at all, for our eyes only. `only_new`: one that is there stays as it is."""
+    """Write the file for our eyes only. `only_new`: one that is there stays as it is."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    fd, part = tempfile.mkstemp(dir=path.parent)  # with mode 0600
-    with os.fdopen(fd, "w", encoding="utf-8") as file:
-        file.write(text)
-    try:
-        if only_new:
-            os.link(part, path)
-        else:
-            os.replace(part, path)
-    except FileExistsError:
-        pass
-    finally:
-        Path(part).unlink(missing_ok=True)
+    (create if only_new else replace)(path, text.encode(), mode=OURSELVES)
 
 
 KEYS_S = 90.0

@@ -18,7 +18,7 @@ from . import guest
 from .config import CONTAINER
 from .container import ensure_clean, mark_clean, mark_dirty
 from .results import LiveTrajectory, bring_out
-from .shell import Failed, say
+from .shell import Failed, replace_file, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -316,10 +316,8 @@ def _look_around(order: AttemptOrder, ending: Ending, reading: Reading, out: str
 
 
 def _write_result(out: str, result: dict[str, object]) -> int:
-    path = os.path.join(out, "result.json")
-    with open(f"{path}.new", "w") as file:
-        json.dump({key: value for key, value in result.items() if value not in (None, "")}, file)
-    os.replace(f"{path}.new", path)
+    told = {key: value for key, value in result.items() if value not in (None, "")}
+    replace_file(os.path.join(out, "result.json"), json.dumps(told))
     say(f"result: {json.dumps(result)[:500]}")
     return 0
 

@@ -8,7 +8,7 @@ import time
 
 from . import guest, vm
 from .config import CONTAINER, FILE, INSTALLER, POINTER, PORTS
-from .shell import Failed, as_root, run, say
+from .shell import Failed, as_root, replace_file, run, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def step_container(config: HostConfig, engine: Docker) -> None:
         return
     engine.remove(CONTAINER)
     engine.run_detached(words)
-    _write(config.state("container"), mark)
+    replace_file(config.state("container"), mark)
     say(f"{CONTAINER} was started")
 
 
@@ -85,7 +85,7 @@ def ensure_clean(config: HostConfig, engine: Docker, deep: bool) -> None:
 
 def mark_dirty(config: HostConfig, why: str) -> None:
     """Whoever comes next resets first, unless `mark_clean` is called."""
-    _write(config.state("dirty"), why)
+    replace_file(config.state("dirty"), why)
 
 
 def mark_clean(config: HostConfig) -> None:
@@ -141,10 +141,10 @@ def leave_program(config: HostConfig) -> None:
     if os.path.realpath(os.path.dirname(here)) != os.path.realpath(target):
         shutil.rmtree(target, ignore_errors=True)
         shutil.copytree(here, os.path.join(target, "waa"), ignore=shutil.ignore_patterns("__pycache__"))
-    _write(
+    replace_file(
         os.path.join(config.data, FILE), json.dumps({**config.given, "container": CONTAINER, "ports": PORTS})
     )
-    _write(os.path.expanduser(POINTER), config.data + "\n")
+    replace_file(os.path.expanduser(POINTER), config.data + "\n")
 
 
 def _read(path: str) -> str:
@@ -153,14 +153,6 @@ def _read(path: str) -> str:
             return file.read()
     except OSError:
         return ""
-
-
-def _write(path: str, text: str) -> None:
-    with open(f"{path}.new", "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(f"{path}.new", path)
 
 
 # -- undoing a set-up --------------------------------------------------------------------------------

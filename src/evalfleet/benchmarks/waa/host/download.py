@@ -13,7 +13,7 @@ import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
-from .shell import Failed, say
+from .shell import Failed, replace_file, say
 
 PIECE = 64 << 20
 BLOCK = 1 << 20
@@ -143,9 +143,8 @@ class Download:
     def _note_piece(self, number: int, size: int, tag: str) -> None:
         with self._lock:
             self._done.add(number)
-            with open(f"{self._note}.new", "w") as file:
-                json.dump({"size": size, "tag": tag, "piece": self._piece, "done": sorted(self._done)}, file)
-            os.replace(f"{self._note}.new", self._note)
+            note = {"size": size, "tag": tag, "piece": self._piece, "done": sorted(self._done)}
+            replace_file(self._note, json.dumps(note))
             if time.monotonic() - self._told > TELL_S:
                 self._told = time.monotonic()
                 say(f"{os.path.basename(self._path)}: {len(self._done)} of {self._pieces} parts")

@@ -44,6 +44,15 @@ def say(text: str) -> None:
     print(f"waa: {text}", flush=True)
 
 
+def replace_file(path: str, text: str) -> None:
+    """Make the text the file's, durably. Whoever reads it sees the old one or the new one, whole."""
+    with open(f"{path}.new", "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(f"{path}.new", path)
+
+
 def run(
     argv: Sequence[str],
     timeout_s: float,
