@@ -11,8 +11,21 @@ from msgspec import structs
 from evalfleet import events as ev
 from evalfleet.channels.samples import Sample
 from evalfleet.errors import RequestError
-from evalfleet.model import SECOND, Alerting, AttemptId, Broken, Cause, MachineId, Micros, Scored, after
+from evalfleet.journal import Store
+from evalfleet.model import (
+    SECOND,
+    Alerting,
+    AttemptId,
+    Broken,
+    Cause,
+    MachineId,
+    Micros,
+    Notify,
+    Scored,
+    after,
+)
 from evalfleet.planning.config import load_config
+from evalfleet.views.alert_watch import AlertWatch, read_alerts
 from evalfleet.views.alerts import (
     ABOUT_A_MACHINE,
     ABOUT_AN_ATTEMPT,
@@ -161,6 +174,32 @@ def test_a_node_of_a_service_that_is_used_up_is_replaced_once_for_each_task() ->
     feed.add(ev.AttemptEnded(attempt, spared, 1.0))
     attempt = feed.start("t_0")
     assert act(disk=0.96) == "", "it would use up the next one, too"
+
+
+def test_a_rule_that_has_told_what_it_found_acts_when_it_comes_to_that(tmp_path: Path) -> None:
+    """A node is busy long before it is known that nothing comes of that. It is replaced once."""
+    feed = Feed(tasks=4, machines=1)
+    feed.state.machines[ONE].offer = structs.replace(feed.offer, queues=True)
+    attempt = feed.start("t_0")
+    feed.wait(1000)
+    store = Store.open(tmp_path)
+    store.create_stream("run1", "run", feed.now, [record.event for record in feed.records])
+
+    def watch() -> AlertWatch:
+        return AlertWatch(tmp_path, store, "run1", Notify(), lambda: feed.now)
+
+    def judge(watching: AlertWatch, idle_s: float) -> list[str]:
+        """What was done by what was told so far."""
+        known, series = {attempt: Progress(3, idle_s=idle_s)}, {ONE: samples(feed.now, 300, cpu=1.0)}
+        watching.judge(Situation(feed.state, feed.now, feed.now, known, series))
+        return [alert.act for alert in read_alerts(tmp_path / "run1")]
+
+    first = watch()
+    assert judge(first, 100.0) == [""]
+    assert judge(first, 299.0) == [""]
+    assert judge(first, 300.0) == ["", "replace"]
+    assert judge(first, 305.0) == ["", "replace"]
+    assert judge(watch(), 310.0) == ["", "replace"]
 
 
 def test_a_node_of_a_service_that_does_nothing_while_nothing_comes_of_its_attempt_is_replaced_once() -> None:

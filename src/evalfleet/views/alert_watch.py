@@ -168,7 +168,9 @@ class AlertWatch:
         self._notify, self._alerting = notify, notify.alerting or Alerting()
         self._clock = clock
         self._folder = home / safe_name(run)
-        self._raised = Raised(read_alerts(self._folder))
+        earlier = read_alerts(self._folder)
+        self._raised = Raised(earlier)
+        self._acted = {(alert.rule, alert.subject) for alert in earlier if alert.act}
         self._next = time.monotonic() + LOOK_S
         self._letters: queue.Queue[AlertNotice | None] | None = None
         if notify and notify.alerting is not None:
@@ -202,16 +204,28 @@ class AlertWatch:
         self.judge(situation_of(self._home, state, self._clock(), self._alerting))
 
     def judge(self, situation: Situation) -> None:
-        """Raise what is new in this situation. May raise FleetError or OSError."""
+        """Raise what is new in this situation. May raise FleetError or OSError.
+
+        A rule that knows by itself when to act may come to that long after it has told what it found: a node
+        is busy at once, but only later has nothing come of it for long. Then it is told again, with the act.
+        """
         alerts = holding(situation, self._alerting)
-        for alert in self._raised.new(alerts, situation.now, self._alerting.cool_down_s):
+        new = {
+            (alert.rule, alert.subject)
+            for alert in self._raised.new(alerts, situation.now, self._alerting.cool_down_s)
+        }
+        for alert in alerts:
+            key = (alert.rule, alert.subject)
             rule = self._alerting.rules.get(alert.rule, CHECKS[alert.rule][1])
+            if key not in new and (rule.act != "auto" or key in self._acted):
+                continue
             asked = steering_of(act_of(situation, rule, alert), alert)
-            if asked is None or objection(situation.state, asked):
-                self._raise(situation.state, alert)
-            else:
+            if asked is not None and not objection(situation.state, asked):
+                self._acted.add(key)
                 self._raise(situation.state, structs.replace(alert, act=asked.verb))
                 self._store.ask(self._run, asked, self._clock())
+            elif key in new:
+                self._raise(situation.state, alert)
 
     def _raise(self, state: RunState, alert: Alert) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
