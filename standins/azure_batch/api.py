@@ -12,6 +12,7 @@ from standins.azure.words import SUBSCRIPTION
 from standins.cloud.words import Answer, Call, Json
 
 from .formula import evaluated
+from .nodes import ROOT
 from .service import Job, Node, Pool, Service, Task, folder_of
 from .words import ACCOUNT, REGION, VERSION, BatchError, checked_id, invalid, missing, need, seconds
 
@@ -66,6 +67,7 @@ class Api:
             ("POST", f"/pools/{item}/removenodes", self._remove_nodes),
             ("GET", f"/pools/{item}/nodes", self._nodes),
             ("GET", f"/pools/{item}/nodes/{item}", self._node),
+            ("GET", f"/pools/{item}/nodes/{item}/files/(.+)", self._node_file),
             ("POST", "/jobs", self._add_job),
             ("GET", "/jobs", self._jobs),
             ("GET", f"/jobs/{item}", self._job),
@@ -524,14 +526,28 @@ class Api:
 
     async def _file(self, call: Call, job: str, id: str, path: str) -> Answer:
         found, task = self._find_task(job, id)
-        data = await self._service.nodes.read(self._node_of(task).id, folder_of(found, task), path)
-        if data is None:
-            raise BatchError(404, "FileNotFound", "The specified file does not exist.")
-        headers = {
-            "ocp-creation-time": "Tue, 17 Nov 2026 00:00:00 GMT",
-            "ocp-batch-file-isdirectory": "False",
-        }
-        return Answer(200, data, headers)
+        return _contents(await self._service.nodes.read(self._node_of(task).id, folder_of(found, task), path))
+
+    async def _node_file(self, call: Call, id: str, node: str, path: str) -> Answer:
+        """A file below the folder that the node has for all tasks, its start task among them."""
+        found = self._find_pool(id).nodes.get(node)
+        if found is None:
+            raise BatchError(404, "NodeNotFound", "The specified node does not exist.")
+        folder, _, name = path.partition("/")
+        if folder == "startup" and name == "stderr.txt" and self._service.faults.start_tasks_fail:
+            return _contents(self._service.faults.start_task_words.encode())
+        return _contents(await self._service.nodes.read(found.id, f"{ROOT}/{folder}", name))
+
+
+def _contents(data: bytes | None) -> Answer:
+    """A file, as both calls give it."""
+    if data is None:
+        raise BatchError(404, "FileNotFound", "The specified file does not exist.")
+    headers = {
+        "ocp-creation-time": "Tue, 17 Nov 2026 00:00:00 GMT",
+        "ocp-batch-file-isdirectory": "False",
+    }
+    return Answer(200, data, headers)
 
 
 def check_pool(body: Json) -> None:

@@ -116,10 +116,10 @@ class Paper:
         return ""
 
     async def files(self, node: str, folder: str) -> list[str]:
-        return ["stdout.txt", "stderr.txt", *self.contents]
+        return sorted({"stdout.txt", "stderr.txt", *self.contents})
 
     async def read(self, node: str, folder: str, path: str) -> bytes | None:
-        return b"" if path in ("stdout.txt", "stderr.txt") else self.contents.get(path)
+        return self.contents.get(path, b"" if path in ("stdout.txt", "stderr.txt") else None)
 
     async def open_port(self, port: int, node: str, backend: int, rules: Sequence[dict[str, object]]) -> str:
         return "203.0.113.9"

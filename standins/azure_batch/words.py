@@ -105,6 +105,8 @@ class Faults(FaultRules[Effect]):
         """Do the start tasks of new nodes fail?"""
         self.start_task_code = 1
         """The exit code of those that fail."""
+        self.start_task_words = "E: Unable to locate package docker.io\n"
+        """What those that fail have written to their standard error."""
         self.start_tasks_hang = False
         """Do the start tasks of new nodes never end?"""
         self.nodes_unusable = False

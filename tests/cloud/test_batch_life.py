@@ -129,6 +129,7 @@ def test_a_start_task_that_fails_and_a_node_of_no_use_are_told(batch: StandIn, t
         gone = await seen(made, "gone")
         assert "starttaskfailed" in gone.detail
         assert "FailureExitCode" in gone.detail
+        assert "exit code 1: E: Unable to locate package docker.io; see `start_command`" in gone.detail
         assert gone.ran_s, "its node was billed"
         await made.delete(ONE)
         await until_async(lambda: _absent(made), "it is gone")
@@ -138,6 +139,24 @@ def test_a_start_task_that_fails_and_a_node_of_no_use_are_told(batch: StandIn, t
         await made.delete(ONE)
 
     play(batch, tmp_path, act, start_command="true")
+    until(lambda: not batch.left(), "all is gone")
+
+
+def test_the_log_of_a_task_that_runs_tells_why_its_pilot_does_not_answer(
+    batch: StandIn, tmp_path: Path
+) -> None:
+    """It never tells its host key. What is long ago in a long log is not read."""
+    log = b"long ago \x1b[31m\n" * 20_000 + b"sshd: no host keys\x1b[0m available\n\n"
+    batch.paper.contents["stderr.txt"] = log
+
+    async def act(made: AzureBatchPlace) -> None:
+        await made.create(ONE, offer(), LIFE_S)
+        gone = await seen(made, "gone")
+        told = "the pilot has not answered: the pilot has not told its host key yet; its log ends: "
+        assert gone.detail.endswith(f"{told}sshd: no host keys?[0m available"), gone.detail
+        await made.delete(ONE)
+
+    play(batch, tmp_path, act, answer_s=2.0)
     until(lambda: not batch.left(), "all is gone")
 
 

@@ -114,10 +114,10 @@ def test_a_storage_or_an_api_that_is_away_for_a_while_ends_nothing(
     nothing_left(account)
 
 
-def gave_up(at: Desk, run: Process) -> list[str]:
-    """Wait until the one task is scored. Returns why machines were given up before that."""
+def gave_up(at: Desk, run: Process, tasks: int = 1) -> list[str]:
+    """Wait until all tasks are scored. Returns why machines were given up before that."""
     assert run.wait().code == 0, run.said
-    assert at.results("r")["scored"] == 1
+    assert at.results("r")["scored"] == tasks
     return [event.detail for event in at.events() if isinstance(event, MachineCondemned) and event.detail]
 
 
@@ -174,6 +174,32 @@ def test_a_node_whose_memory_or_disk_is_used_up_is_replaced_by_what_its_supervis
     assert "memory of" in why[0] or "disk of" in why[0], why
     first = at.results("r")["machines"][0]
     assert "compute_node_unhealthy" in first["detail"]
+    nothing_left(account)
+
+
+@pytest.mark.nightly
+def test_a_node_that_burns_its_processors_and_gives_nothing_is_replaced_and_its_output_is_read_meanwhile(
+    account: StandIn, tmp_path: Path
+) -> None:
+    """The first attempt writes one line, and then keeps every processor busy for ever. The other task does so
+    for longer than the rule waits, but goes on to write, and so may do that."""
+    at = desk(account, tmp_path, 2, isolation="none")
+    with (tmp_path / "evalfleet.toml").open("a") as rules:
+        rules.write("[alerts.compute_node_unhealthy]\nafter_s = 15\n")
+    score = (tmp_path / "run.sh").read_text()
+    (tmp_path / "run.sh").write_text(
+        "burn() { for n in $(seq $(nproc)); do while :; do :; done & done; }\n"
+        "if [ $EVALFLEET_TASK_ID = t1 ]; then burn; for n in $(seq 25); do echo alive $n; sleep 1; done\n"
+        f"elif mkdir {tmp_path}/begun; then echo burning; burn; wait; fi\nkill $(jobs -p)\n{score}"
+    )
+    run = at.start("run", "b.toml", "--on", "batch", "--workers", "1", "--name", "r")
+    until((tmp_path / "begun").exists, lambda: run.said)
+    until(lambda: "burning" in at("logs", "r", "t0").out, lambda: run.said)
+    assert run.lives, "it is read while it runs"
+    why = gave_up(at, run, tasks=2)[0]
+    assert "alert compute_node_unhealthy: CPU of worker-1 has been over 95.0% for 15s" in why
+    assert len(at.state("r").machines) == 2
+    assert len(at.state("r").attempts) == 3, "the busy one that wrote on was left alone"
     nothing_left(account)
 
 

@@ -13,6 +13,7 @@ from tests.cloud import batch_places
 from tests.cloud.test_batch_mailbox import desk
 
 SUBNET = "/subscriptions/s/resourceGroups/g/providers/Microsoft.Network/virtualNetworks/n/subnets/private"
+OLD_IMAGE = "canonical:ubuntuserver:18.04-lts:latest"
 NOWHERE = "https://standin.westus2.batch.azure.com"
 """The host of an account in another region, which has no address."""
 ELSEWHERE = 'the Batch account standin is in eastus, not in westus2; set account = "standin.eastus"'
@@ -44,6 +45,19 @@ def has_pool(batch: StandIn) -> None:
     theirs = {**body, "metadata": [{"name": "evalfleet-machine", "value": "run-1"}]}
     batch.do(lambda: batch.service.add_pool("mine", body))
     batch.do(lambda: batch.service.add_pool("theirs", theirs))
+
+
+def test_an_image_of_nodes_that_batch_does_not_have_any_more_ends_the_place_with_the_remedy(
+    batch: StandIn, tmp_path: Path
+) -> None:
+    """That of old guides. Batch says no when the first machine is asked for, and nothing was billed."""
+    old: dict[str, Any] = {"image": OLD_IMAGE, "node_agent": "batch.node.ubuntu 18.04"}
+    done = desk(batch, tmp_path, 1, **old)("run", "b.toml", "--on", "batch", "--workers", "1", "--name", "r")
+    assert done.code == 4, done
+    (said,) = [line for line in done.out.splitlines() if " stopping: " in line]
+    assert "18.04-lts:latest: " in said
+    assert said.endswith("set `image` and `node_agent` to what `az batch pool supported-images list` shows")
+    assert not batch.meters.spans
 
 
 @pytest.mark.parametrize(

@@ -161,6 +161,10 @@ def test_start_tasks_that_fail_and_quotas_are_told_in_the_services_words(batch: 
         lambda found: bool(found) and _state(found) == "starttaskfailed",
     )
     assert node.start_task_info.failure_info.code == "FailureExitCode"
+    log = b"".join(client.download_node_file(pool, node.id, "startup/stderr.txt"))
+    assert log == batch.faults.start_task_words.encode()
+    with pytest.raises(ResourceNotFoundError):
+        b"".join(client.download_node_file(pool, node.id, "startup/wd/none"))
     batch.service.quota["dedicated"] = 4
     add_job(client, "more")
     pool = client.get_job("more").execution_info.pool_id

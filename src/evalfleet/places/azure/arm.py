@@ -33,6 +33,7 @@ from .settings import az_folder
 
 if TYPE_CHECKING:
     from azure.core.credentials_async import AsyncTokenCredential
+    from azure.core.rest import AsyncHttpResponse
     from azure.mgmt.resource.resources.aio import ResourceManagementClient
 
 PUBLIC = "https://management.azure.com"
@@ -47,6 +48,7 @@ SKEWED_S = 60.0
 VM_LIMITS = {"DELETE": (10.0, 4 / 60), "GET": (30.0, 12 / 60)}
 """By method: what may be asked of one VM at once, and a second. Azure bears 12 and 36 at once."""
 MOST_BYTES = 4 << 20
+LOG_BYTES = 64 << 10
 
 
 class ArmEndpoint(Struct, frozen=True):
@@ -128,7 +130,7 @@ class ArmClient:
         return found
 
     async def read(self, path: str, version: str) -> str:
-        """The text of what is there, which need not be JSON."""
+        """The text of what is there, which need not be JSON; of a long one the last LOG_BYTES."""
         return (await self._exchange("GET", path, version, None, None, raw=True)).text
 
     async def send(
@@ -167,9 +169,7 @@ class ArmClient:
         try:
             async with self._turns:
                 response = await client.send_request(request, stream=raw)
-                if raw:
-                    await response.read()
-                text = response.text()
+                text = (await _end_of(response)) if raw else response.text()
         except asyncio.CancelledError:
             self._goodbye_s = GOODBYE_S
             raise
@@ -287,6 +287,14 @@ def _parsed(text: str) -> Json:
     if isinstance(answer, list):
         return {"value": answer}
     return cast("Json", answer) if isinstance(answer, dict) else {}
+
+
+async def _end_of(response: AsyncHttpResponse) -> str:
+    """The text of an answer, or the end of it: a log may be of any length."""
+    end = b""
+    async for piece in response.iter_bytes():
+        end = (end + piece)[-LOG_BYTES:]
+    return end.decode("utf-8", "replace")
 
 
 def _first_line(err: BaseException) -> str:

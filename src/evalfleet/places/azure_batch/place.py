@@ -34,7 +34,7 @@ from evalfleet.places.azure.services import (
     storage_checks,
 )
 from evalfleet.places.azure.sizes import vcpus
-from evalfleet.places.vm.answers import as_refusal
+from evalfleet.places.vm.answers import as_refusal, table
 from evalfleet.places.vm.place import UNSEEN, VmPlace, check_installed
 from evalfleet.ports import Belonging, Channel, Check, Dialled, Fence, Image, Made, PlaceContext, Preflight
 
@@ -52,6 +52,7 @@ from .service import (
     ends_after,
     job_ends_at,
     machine_of,
+    seconds_of,
 )
 from .settings import AzureBatchSettings, BatchAccount, account_of
 from .storage import MailStorage
@@ -60,6 +61,7 @@ from .template import END_S, START, JobBuild, NodeStart, job_body, job_id, mark_
 log = logging.getLogger(__name__)
 MAILBOX = "mailbox"
 """The address of a machine that nothing can connect to."""
+NO_SUCH_IMAGE = "set `image` and `node_agent` to what `az batch pool supported-images list` shows"
 NO_WAY_IN = "the node has no inbound NAT for port 22; give the pool one, or leave `pool` out"
 
 
@@ -194,7 +196,7 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
         trouble = ""
         try:
             if (await self._boxes.marks(seen.machine)).start is None:
-                trouble = "the pilot has not come to its mailbox yet"
+                trouble = await self._with_log(seen, "the pilot has not come to its mailbox yet")
                 return
             await self._write(seen, structs.replace(start, address=MAILBOX))
         except (PlaceError, ArmFault) as err:
@@ -208,7 +210,7 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
         try:
             key = await self._batch.host_key(str(seen.job["id"]))
             if not key:
-                trouble = "the pilot has not told its host key yet"
+                trouble = await self._with_log(seen, "the pilot has not told its host key yet")
                 return
             address = seen.address or ("" if self._settings.public_ip else f"{seen.node.get('ipAddress')}:22")
             if not address:
@@ -222,6 +224,14 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
             trouble = str(err)
         finally:
             self._troubles[machine] = trouble
+
+    async def _with_log(self, seen: Sighting, trouble: str) -> str:
+        """The trouble, and how the log of a task ends that should have told more by now."""
+        begun = seconds_of(table(seen.task.get("executionInfo")).get("startTime"))
+        if not begun or self._arm.now() - begun < self._settings.answer_s / 2:
+            return trouble
+        words = await self._batch.task_words(str(seen.job["id"]))
+        return f"{trouble}; its log ends: {words}" if words else trouble
 
     async def list(self, pool: str) -> Sequence[Machine]:
         found = await self._looks.fresh()
@@ -281,6 +291,9 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
         except ArmFault as fault:
             if fault.has("JobBeingDeleted"):
                 raise MachineUnavailable(machine, "it is being deleted") from fault
+            if fault.has("InvalidPropertyValue") and "imageReference" in str(fault):
+                why = f"{fault.refusal(self._settings.image)}; {NO_SUCH_IMAGE}"
+                raise PlaceError(why, transient=False, scope="place") from fault
             if not fault.has("JobExists"):
                 raise fault.refusal(f"{offer.size} in {offer.region}") from fault
             await self._is_there(machine)

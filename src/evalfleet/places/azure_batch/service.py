@@ -10,6 +10,7 @@ from datetime import datetime
 import msgspec
 from msgspec import Struct, structs
 
+from evalfleet.channels.link import plain
 from evalfleet.model import Machine, MachineId, decodable
 from evalfleet.places.azure.answers import ArmFault
 from evalfleet.places.azure.arm import ArmClient
@@ -48,6 +49,10 @@ UNPULLABLE = (
     "its name, `registry_user` and `registry_password`"
 )
 SILENT = "the pilot has not answered"
+START_LOG = "startup/stderr.txt"
+"""What the start task of a node has written, below the node's folder of tasks."""
+TASK_LOG = "stderr.txt"
+WORDS_CAP = 300
 REMEDIES = {
     "accountcorequotareached": "ask for more dedicated cores: the account's page Quotas in the portal",
     "accountlowprioritycorequotareached": "ask for more spot cores: the account's page Quotas in the portal",
@@ -71,6 +76,8 @@ class Sighting(Struct, frozen=True):
     """Is there a mailbox of its own?"""
     users_pool: Json = {}
     """The pool that it waits in, where that is the user's."""
+    words: str = ""
+    """The last line of the log of its start task, or of its task, if that has failed."""
 
     @property
     def state(self) -> str:
@@ -172,6 +179,21 @@ class BatchClient:
                 return ""
             raise
 
+    async def task_words(self, job: str) -> str:
+        """The last line that its task has written; empty if there is none, or nobody can tell."""
+        return await self._last_line(f"/jobs/{job}/tasks/{TASK}/files/{TASK_LOG}")
+
+    async def start_words(self, pool: str, node: str) -> str:
+        """The same of the start task of a node: its exit code alone tells nobody what is wrong."""
+        return await self._last_line(f"/pools/{pool}/nodes/{node}/files/{START_LOG}")
+
+    async def _last_line(self, path: str) -> str:
+        try:
+            lines = (await self.arm.read(path, VERSION)).split("\n")
+        except ArmFault:
+            return ""
+        return next((plain(line.strip(), WORDS_CAP) for line in reversed(lines) if line.strip()), "")
+
     async def add_job(self, body: Json) -> None:
         await self.arm.send("POST", "/jobs", VERSION, body)
 
@@ -232,13 +254,20 @@ class AccountInventory:
             return seen
         task = await self._client.task(str(seen.job["id"]))
         if seen.state != "active":
-            return structs.replace(seen, task=task)
+            code = table(task.get("executionInfo")).get("exitCode")
+            ours = not code or code == RESTARTED or code in REFUSALS
+            words = "" if ours else await self._client.task_words(str(seen.job["id"]))
+            return structs.replace(seen, task=task, words=words)
         nodes = await self._client.nodes(_pool_of(seen.job))
         where = str(table(task.get("nodeInfo")).get("nodeId", ""))
         if not seen.pool:  # in a pool of the user's, which has others' nodes, too
             nodes = [node for node in nodes if where and node.get("id") == where]
         chosen = [node for node in nodes if node.get("id") == where] or nodes
-        return structs.replace(seen, task=task, node=chosen[0] if chosen else {})
+        node = chosen[0] if chosen else {}
+        words = ""
+        if str(node.get("state")).lower() == "starttaskfailed":
+            words = await self._client.start_words(_pool_of(seen.job), str(node.get("id")))
+        return structs.replace(seen, task=task, node=node, words=words)
 
 
 def _pool_of(job: Json) -> str:
@@ -305,7 +334,7 @@ def _start_failed(seen: Sighting, shown: Machine) -> Machine:
     """Without a start, its offer is given up: a start task that fails would fail on the next node, too. But a
     registry that is away may be there for the next one."""
     code = table(seen.node.get("startTaskInfo")).get("exitCode")
-    told = f"Batch: starttaskfailed: {_start_failure(seen.node)}"
+    told = f"Batch: starttaskfailed: {_start_failure(seen.node)}" + (f": {seen.words}" if seen.words else "")
     if code == NO_IMAGE:
         return structs.replace(shown, phase="gone", start="", detail=f"{told}; {UNPULLABLE}")
     if code == NO_PULL:
@@ -339,6 +368,7 @@ def _ended(seen: Sighting, now: float) -> Machine:
     taken_back = code == RESTARTED or (start is not None and seen.requeued > 0)
     reason = str(table(seen.job.get("executionInfo")).get("terminateReason") or seen.state)
     detail = f"Batch: {reason}" + (f", exit code {code}" if code else "")
+    detail += f": {seen.words}" if seen.words else ""
     wrong = table(info.get("failureInfo"))
     if wrong and code is None and not seen.requeued:  # nothing of ours has run
         detail += f": {_words(wrong)}"
