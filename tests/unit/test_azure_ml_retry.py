@@ -111,6 +111,28 @@ def test_no_status_is_borne_for_ever(status: str) -> None:
     assert machine.detail.startswith(f"Azure ML: {status}")
 
 
+@pytest.mark.parametrize(
+    ("status", "phase"),
+    [
+        ("running", "up"),
+        ("notresponding", "up"),
+        ("unknown", "up"),
+        ("a word that is new", "up"),
+        ("queued", "evicted"),
+        ("preparing", "evicted"),
+        ("starting", "evicted"),
+        ("finalizing", "gone"),
+        ("cancelrequested", "gone"),
+        ("completed", "gone"),
+    ],
+)
+def test_statuses_of_a_job_whose_pilot_has_begun(status: str, phase: str) -> None:
+    """Its own beat counts, unless Azure says that the job is over or waits for another node."""
+    marks = PilotMarks(allocated=0.0, start=PilotStart("s", "n", 0.0))
+    machine = machine_of(MlSighting(ONE, MlJob("j", status, "c", {}), True, marks), 10.0, PATIENCE)
+    assert machine.phase == phase
+
+
 def test_an_unusable_node_is_worth_another_one() -> None:
     job = MlJob("j", "running", "c", {})
     marks = PilotMarks(allocated=0.0, start=PilotStart("s", "n", 0.0))

@@ -54,7 +54,8 @@ STAGES: Mapping[str, Stage] = {
     "failed": "over",
     "canceled": "over",
 }
-"""What each status of a job means for its machine. One that Azure adds later counts as `unknown` does.
+"""What each status of a job means for its machine. One that Azure adds later counts as `unknown` does: it
+tells nothing of a job whose pilot has begun, which is heard by itself.
 
 `waits`: it has no node yet, and costs nothing. `prepares`: a node of its own pulls the image. `runs`: its
 container should run, and our own pilot tells whether it does. `ends`: nothing of ours runs there any more.
@@ -63,6 +64,10 @@ ON_A_NODE = frozenset(
     ("preparing", "starting", "running", "notresponding", "finalizing", "completed", "failed")
 )
 """Statuses that a job does not reach without a node, which is billed."""
+BEFORE_A_START = frozenset(status for status, stage in STAGES.items() if stage in ("waits", "prepares")) - {
+    "unknown"
+}
+"""Statuses that a job whose pilot has begun has only if Azure runs it anew."""
 RUNNING: frozenset[Stage] = frozenset(("waits", "prepares", "runs"))
 KVM = "/dev/kvm"
 UNUSABLE = "unusable"
@@ -414,7 +419,7 @@ def machine_of(seen: MlSighting, now: float, patience: StagePatience) -> Machine
         shown = structs.replace(
             shown, start=f"{job.name}.1", ran_s=max(0.0, (seen.ended_at or now) - marks.allocated)
         )
-    if marks.restarted or (marks.start is not None and job.stage in ("waits", "prepares")):
+    if marks.restarted or (marks.start is not None and job.status in BEFORE_A_START):
         why = f"{_told(job)}: its node was taken back, and Azure runs the job anew"
         return structs.replace(shown, phase="evicted", detail=why)
     if marks.end is not None or job.stage in ("ends", "over"):
