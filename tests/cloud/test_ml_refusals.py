@@ -82,7 +82,10 @@ def test_a_run_is_refused_in_one_line(
     assert done.code in (2, 4), done
     said = [line for line in (done.out + done.err).splitlines() if told in line]
     assert said, done
-    if trouble is not no_image:  # which only a node can tell
+    if trouble is no_image:  # which only a node can tell
+        (stopping,) = [line for line in said if " stopping: " in line]
+        assert stopping.count(told) == 1, "the whole place says it, and so each size does not say it again"
+    else:
         assert (done.out + done.err).splitlines() == said, "one line, and nothing was begun"
     assert not any(isinstance(event, AttemptStarted) for event in at.events())
     ml.do(lambda: ml.service.clusters.pop("mine", None))

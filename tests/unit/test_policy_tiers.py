@@ -9,7 +9,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from evalfleet.events import CircuitChanged, Event, MachineCondemned, RunEnded, RunResumed, decode, encode
+from evalfleet.events import (
+    CircuitChanged,
+    Event,
+    MachineCondemned,
+    RunEnded,
+    RunResumed,
+    StopRequested,
+    decode,
+    encode,
+)
 from evalfleet.model import Cause, Offer, Plan, after
 from evalfleet.policy.tiers import in_order
 from evalfleet.state import Circuit, RunState, apply
@@ -155,6 +164,17 @@ def test_a_refusal_for_good_leaves_the_place_at_once_with_what_it_said() -> None
     assert places_of(run) == {"cloud": 2}
     run.wait(100_000.0)
     assert run.state.circuits["mine"].probe is None
+
+
+def test_what_a_whole_place_says_is_not_said_again_of_each_size() -> None:
+    run = Run(3, [CLOUD], places=("cloud",), workers=1)
+    run.turn()
+    told = "no such image: waa:latests; write another one into `image`"
+    run.tell(MachineCondemned(next(iter(run.state.coming)), told, Cause.PROVISIONING, scope="offer"))
+    run.wait(60.0)
+    (machine,) = run.state.coming
+    decided = run.tell(MachineCondemned(machine, told, Cause.PROVISIONING, scope="place", permanent=True))
+    assert [event.detail for event in decided if isinstance(event, StopRequested)] == [f"cloud/: {told}"]
 
 
 def test_a_place_that_is_full_is_not_one_that_fails() -> None:

@@ -159,7 +159,19 @@ def _hopeless(state: RunState, offers: Sequence[Offer]) -> str:
     if state.waiting and not (state.live or state.mending) and offers and refused_for_good(state, offers):
         if not useful_offers(state, offers):
             return "no machine that is offered has what the tasks that are left need"
-        given_up = {f"{place}: {c.detail}" for place, c in state.circuits.items() if c.permanent}
-        blocked = {f"{key}: {block.detail}" for key, block in state.blocks.items()}
-        return "; ".join(sorted(given_up | blocked))
+        return "; ".join(_refusals(state))
     return ""
+
+
+def _refusals(state: RunState) -> list[str]:
+    """What was refused, and why. What a whole place says is not said again of its parts."""
+    given_up = {
+        (f"{place}/", circuit.detail) for place, circuit in state.circuits.items() if circuit.permanent
+    }
+    refused = given_up | {(key, block.detail) for key, block in state.blocks.items()}
+    areas = [(key, why) for key, why in refused if key.endswith("/")]
+    return [
+        f"{key}: {why}"
+        for key, why in sorted(refused)
+        if not any(key != area and key.startswith(area) and why == told for area, told in areas)
+    ]
