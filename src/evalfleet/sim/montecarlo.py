@@ -26,6 +26,7 @@ from evalfleet.events import (
     MachineQueued,
     MachineReady,
     MachineUp,
+    NodeReleased,
     RunPlanned,
     TasksPlanned,
 )
@@ -65,6 +66,7 @@ from .loop import EPOCH
 
 SCORED = Scored(1.0, True)
 BROKEN = Broken(Cause.RESULT)
+NODE_GOES = "its service gives it back"
 LINGER: Micros = SECOND // 20
 """So long artefacts that have come home wait for other news to share a turn with, as in the engine. What
 nothing waits for shares the next turn, whenever that comes: in one of its own nothing would be decided."""
@@ -140,6 +142,8 @@ class _DrawnRun:
         self._lingering: list[Event] = []
         self._awaited = False  # something waits for what lingers
         self._count = 0
+        self._taken: set[str] = set()
+        """Nodes that a machine has, or will have."""
         self._under_way: dict[Owner, tuple[Effect, ...]] = {}
         self._state = RunState()
         for event in (RunPlanned(plan, len(tasks)), TasksPlanned(tuple(tasks)), ControllerStarted()):
@@ -204,8 +208,7 @@ class _DrawnRun:
                 leaving = state.machines[state.attempts[attempt].machine].phase == "condemned"
                 self._awaited |= leaving or not (state.waiting or state.running)
             case TearDown(machine):
-                settle_s = state.machines[machine].offer.settle_s
-                self._later(settle_s, MachineDeleted(machine, self._now))
+                self._tear_down(machine)
             case Extend(machine, expires_at):
                 self._later(0.0, MachineLeaseSet(machine, expires_at))
             case Listen() | Mend() | Allow() | EndAttempt() | Stop() | GradeAnswers():
@@ -219,7 +222,8 @@ class _DrawnRun:
         if offer.queues:
             queue_s = self._fate.queue_s(offer)
             self._later(0.0, MachineQueued(machine))
-            self._later(queue_s, MachineAllocated(machine, after(self._now, queue_s)))
+            node = self._node_for(machine, offer)
+            self._later(queue_s, MachineAllocated(machine, after(self._now, queue_s), node=node))
         ready_s = queue_s + self._fate.machine_s(offer)
         self._later(ready_s, MachineUp(machine))
         self._later(ready_s, MachineReady(machine))
@@ -227,6 +231,38 @@ class _DrawnRun:
             self._later(
                 queue_s + evicted_s, MachineCondemned(machine, "the place took it back", Cause.EVICTED)
             )
+
+    def _node_for(self, machine: MachineId, offer: Offer) -> str:
+        """One that an earlier machine has left behind, if its service keeps such nodes, or a new one."""
+        if not offer.linger_s:
+            return ""
+        left = (self._state.machines[earlier] for earlier in self._state.lingering)
+        kept = (earlier.node for earlier in left if earlier.offer.key == offer.key)
+        node = next((node for node in kept if node not in self._taken), f"node of {machine}")
+        self._taken.add(node)
+        return node
+
+    def _tear_down(self, machine: MachineId) -> None:
+        """Its service keeps its node for the next machine for a while; with the last one all nodes go, unless
+        they are the user's."""
+        state = self._state
+        known, offer = state.machines[machine], state.machines[machine].offer
+        self._taken.discard(known.node)
+        kept = bool(offer.linger_s and known.node) and known.cause is not Cause.EVICTED
+        if kept and not offer.nodes_stay and not self._has_others(offer):
+            kept = False
+            for earlier in state.lingering:
+                if state.machines[earlier].offer.key == offer.key:
+                    self._later(offer.settle_s, NodeReleased(earlier, self._now, NODE_GOES))
+        self._later(offer.settle_s, MachineDeleted(machine, self._now, keeps_node=kept))
+        if kept:
+            released_at = after(self._now, offer.linger_s)
+            self._later(offer.settle_s + offer.linger_s, NodeReleased(machine, released_at, NODE_GOES))
+
+    def _has_others(self, offer: Offer) -> bool:
+        """Is there a machine of this offer that works, or comes?"""
+        state = self._state
+        return any(state.machines[other].offer.key == offer.key for other in (*state.coming, *state.ready))
 
     def _later(self, seconds: float, event: Event) -> None:
         self._count += 1

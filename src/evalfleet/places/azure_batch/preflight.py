@@ -54,6 +54,7 @@ def offers_of(
             teardown_s=max(END_S, settings.teardown_s),
             sweep_s=SWEEP_S + (EVALUATED_S if settings.pool else 0.0),
             linger_s=SWEEP_S + EVALUATED_S if settings.pool else 0.0,
+            nodes_stay=bool(settings.pool),
             start_s=start_s,
             boot_s=start_s + READY_S,
             silent_s=MAIL_SILENT_S if by_mail else 20.0,

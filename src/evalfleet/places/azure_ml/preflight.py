@@ -57,6 +57,7 @@ def offers_of(
             teardown_s=END_S,
             sweep_s=settings.idle_s + SCALE_DOWN_S,
             linger_s=settings.idle_s + SCALE_DOWN_S,
+            nodes_stay=bool(settings.cluster),
             start_s=settings.prepare_s + settings.start_s,
             boot_s=settings.prepare_s + settings.start_s,
             silent_s=MAIL_SILENT_S,
