@@ -16,7 +16,7 @@ from evalfleet.cli.pool import add_verb_arguments
 from tests.docs.pages import ROOT
 from tests.waiting import PATIENCE_S
 
-SHELL = re.compile(r"^```sh\n(.*?)^```", re.DOTALL | re.MULTILINE)
+SHELL = re.compile(r"^```(?:sh|text)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 CLI = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
 
 
