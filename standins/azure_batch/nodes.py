@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import ipaddress
 import shlex
-import socket
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import Protocol
@@ -15,6 +14,7 @@ from evalfleet.lab.network import GATEWAY
 from standins.azure_ml.nodes import ContainerRun, Processes
 from standins.cloud.hosts import Hosts
 from standins.cloud.machines import Guest
+from standins.cloud.standin import bound
 from standins.cloud.words import Json
 
 ROOT = PurePosixPath("/mnt/batch/tasks")
@@ -289,9 +289,7 @@ class LabNodes:
 
     async def open_port(self, port: int, node: str, backend: int, rules: Sequence[dict[str, object]]) -> str:
         inside = self._hosts.host(node).address
-        sock = self._hosts.lab.socket()
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((GATEWAY, port))
+        sock = bound(self._hosts.lab.socket(), GATEWAY, port)
 
         async def meet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             if not lets_in(rules, writer.get_extra_info("peername")[0]):

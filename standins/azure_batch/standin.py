@@ -23,7 +23,7 @@ from standins.cloud.hosts import Hosts
 from standins.cloud.machines import Machines
 from standins.cloud.meters import Meters
 from standins.cloud.server import response
-from standins.cloud.standin import LOOPBACK, START_S
+from standins.cloud.standin import LOOPBACK, START_S, bound
 from standins.cloud.words import Answer, Call
 
 from .api import Api
@@ -128,8 +128,7 @@ class StandIn(EntraStandIn):
             self._serves_blobs = True
             await self.storage.listen(self._storage_socket, context)
             if self._lab is not None:
-                inside = self._lab.socket()
-                inside.bind((GATEWAY, self._storage_port))
+                inside = bound(self._lab.socket(), GATEWAY, self._storage_port)
                 await self.storage.listen(inside, context)
 
     async def _listen_metadata(self, sock: socket.socket, hosts: Hosts) -> None:

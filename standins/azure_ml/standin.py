@@ -13,7 +13,7 @@ from standins.azure.store import Group
 from standins.azure.words import SUBSCRIPTION
 from standins.cloud.hosts import Hosts
 from standins.cloud.machines import Machines
-from standins.cloud.standin import LOOPBACK
+from standins.cloud.standin import LOOPBACK, bound
 from standins.cloud.words import Call
 
 from .api import CONTAINER, GROUP, WORKSPACE, MachineLearning
@@ -62,8 +62,7 @@ class StandIn(AzureStandIn):
             await self.storage.listen(self._storage_socket, context)
             self._storage_socket = None
             if isinstance(self._machines, Hosts):
-                inside = self._machines.lab.socket()
-                inside.bind((GATEWAY, self._storage_port))
+                inside = bound(self._machines.lab.socket(), GATEWAY, self._storage_port)
                 await self.storage.listen(inside, context)
 
     async def _close(self) -> None:

@@ -119,10 +119,10 @@ class CloudStandIn(ABC):
             await self._listen(sock, context)
         if self._lab is not None:
             for port, context in zip(self._ports, contexts, strict=True):
-                await self._listen(_bound(self._lab.socket(), GATEWAY, port), context)
+                await self._listen(bound(self._lab.socket(), GATEWAY, port), context)
         if isinstance(self._machines, Hosts):
             hosts = self._machines
-            await self._listen_metadata(_bound(hosts.lab.socket(), METADATA, 80), hosts)
+            await self._listen_metadata(bound(hosts.lab.socket(), METADATA, 80), hosts)
         self._ready.set()
         try:
             await self._end.wait()
@@ -161,7 +161,7 @@ class CloudStandIn(ABC):
         asyncio.run_coroutine_threadsafe(work, self._loop).result(START_S)
 
 
-def _bound(sock: socket.socket, address: str, port: int) -> socket.socket:
+def bound(sock: socket.socket, address: str, port: int) -> socket.socket:
     """Also where a connection from that port has just ended."""
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

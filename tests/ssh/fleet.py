@@ -193,9 +193,9 @@ class Fleet:
         context.home.mkdir(exist_ok=True)
         return SshPlace.make("lab", settings, context)
 
-    def host_home(self, name: str, turns: asyncio.Semaphore | None = None) -> HostHome:
+    def host_home(self, name: str, turns: asyncio.Semaphore | None = None, **more: Any) -> HostHome:
         """The share of one host, without a place around it."""
-        settings = msgspec.convert(self.settings(), SshSettings)
+        settings = msgspec.convert(self.settings(**more), SshSettings)
         access = access_of("lab", settings, PlaceContext(Path(), HOME_ID))
         return HostHome(SshHost(target(name), access, turns or asyncio.Semaphore(1)), HOME_ID)
 

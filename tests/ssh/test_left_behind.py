@@ -15,15 +15,15 @@ from pathlib import Path
 
 import pytest
 
-from evalfleet.channels.ssh import channel as ssh_channel
+from evalfleet.channels.ssh.channel import STALL_S, SshChannel
 from evalfleet.channels.ssh.target import HostRefused
 from evalfleet.errors import PlaceError
 from evalfleet.model import AttemptId, MachineId, Needs
 from evalfleet.places.ssh.examination import MOST_REFUSALS, NEVER, HostHealth
-from evalfleet.places.ssh.fleet import MADE_AGAIN_S, MOST_REMOVALS
-from evalfleet.ports import Hosts
+from evalfleet.places.ssh.fleet import MOST_REMOVALS
+from evalfleet.ports import Fence, Hosts
 from tests.desk import Desk
-from tests.waiting import PATIENCE_S, slowness, until
+from tests.waiting import PATIENCE_S, slowness, until, until_async
 
 from .fleet import Fleet, bring_up, fleet
 from .test_channel import machine, shell
@@ -109,12 +109,9 @@ async def test_a_folder_that_is_made_again_and_again_ends_its_removal(tmp_path: 
             await place.close()
 
 
-@pytest.mark.parametrize("made_again_s", [0.0, MADE_AGAIN_S])
-async def test_a_folder_that_is_made_again_while_nobody_looks_is_no_machine(
-    hosts: Fleet, monkeypatch: pytest.MonkeyPatch, made_again_s: float
-) -> None:
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_folder_that_is_made_again_while_nobody_looks_is_no_machine(hosts: Fleet, late: bool) -> None:
     """It is told once, also if its host was looked at between its last removal and its return."""
-    monkeypatch.setattr("evalfleet.places.ssh.fleet.MADE_AGAIN_S", made_again_s)
     place = hosts.place()
     made = await bring_up(place)
     ours = host_of(hosts, made.address).machine(made.id)
@@ -122,8 +119,14 @@ async def test_a_folder_that_is_made_again_while_nobody_looks_is_no_machine(
         ours.mkdir(parents=True, exist_ok=True)
         assert [each.id for each in await place.list("pool")] == [made.id]
         await place.delete(made.id)
+    assert len(place.remains()) == 1
     assert await place.list("pool") == ()
-    assert len(place.remains()) == bool(made_again_s)
+
+    async def forgotten() -> bool:
+        return not await place.list("pool") and not place.remains()
+
+    if late:
+        await until_async(forgotten, "it counts as finished by hand")
     ours.mkdir(parents=True)
     assert await place.list("pool") == ()
     assert len(place.remains()) == 1
@@ -234,19 +237,21 @@ async def test_a_crontab_that_a_task_has_changed_is_told(
     assert "changed: crontab" in told
 
 
-async def test_files_that_stop_coming_are_given_up(
-    hosts: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert ssh_channel.STALL_S < 60.0, "what hangs is told within a minute"
-    monkeypatch.setattr(ssh_channel, "STALL_S", 1.0)
+async def test_files_that_stop_coming_are_given_up(hosts: Fleet, tmp_path: Path) -> None:
+    assert STALL_S < 60.0, "what hangs is told within a minute"
     (tmp_path / "python").write_text(PACKS.format(folder=tmp_path, does="exec sleep 600"))
     (tmp_path / "python").chmod(0o755)
-    async with machine(hosts, python=str(tmp_path / "python")) as (_, _, channel):
+    python = str(tmp_path / "python")
+    async with machine(hosts, python=python) as (_, made, _):
+        host_home = hosts.host_home(made.address, python=python)
+        channel = SshChannel(host_home, made.id, Fence("run", 1, PATIENCE_S), {}, stall_s=1.0)
         await channel.start(shell(JOB, 'head -c 1000000 /dev/zero >"$EVALFLEET_OUT/big"'))
         await channel.ended(JOB)
         async with asyncio.timeout(PATIENCE_S):
             with pytest.raises(TimeoutError, match="nothing came of the files for 1 s"):
                 await channel.collect(JOB, tmp_path / "here" / "t.0")
+        await channel.close()
+        await host_home.host.close()
         assert (tmp_path / "tries").read_text() == "\n", "it was asked again"
 
 

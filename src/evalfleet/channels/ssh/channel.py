@@ -37,11 +37,17 @@ class SshMover(ParcelMover):
     interrupted = (HostDown, HostLost, BadParcel, asyncssh.Error)
 
     def __init__(
-        self, host_home: HostHome, machine: str, secrets: Mapping[str, str], caps: Caps = STANDARD_CAPS
+        self,
+        host_home: HostHome,
+        machine: str,
+        secrets: Mapping[str, str],
+        caps: Caps = STANDARD_CAPS,
+        stall_s: float = STALL_S,
     ) -> None:
         super().__init__(secrets, caps)
         self._host_home = host_home
         self._machine = machine
+        self._stall_s = stall_s
 
     async def _send(self, bundle: Bundle, same: Mapping[str, str]) -> None:
         loop = asyncio.get_running_loop()
@@ -89,11 +95,11 @@ class SshMover(ParcelMover):
     async def _next(self, process: asyncssh.SSHClientProcess[bytes]) -> bytes:
         """What comes next of a stream. Raises TimeoutError if nothing does."""
         try:
-            async with asyncio.timeout(STALL_S):
+            async with asyncio.timeout(self._stall_s):
                 return await process.stdout.read(READ)
         except TimeoutError:
             raise TimeoutError(
-                f"{self._host_home.host.name}: nothing came of the files for {STALL_S:g} s"
+                f"{self._host_home.host.name}: nothing came of the files for {self._stall_s:g} s"
             ) from None
 
 
@@ -283,6 +289,7 @@ class SshChannel(ParcelChannel):
 
     `made`: the host is a machine that we made, so that sudo is used for isolation without being asked for it.
     `connect`: another way to the supervisor than through the host's own socket.
+    `stall_s`: so long files may stop coming before they are given up.
     """
 
     def __init__(
@@ -296,11 +303,12 @@ class SshChannel(ParcelChannel):
         caps: Caps = STANDARD_CAPS,
         made: bool = False,
         connect: Dial | None = None,
+        stall_s: float = STALL_S,
     ) -> None:
         async def connect_there(protocol: asyncio.Protocol) -> OpenLink:
             return await dial(host_home, machine, fence, protocol)
 
-        mover = SshMover(host_home, machine, secrets, caps)
+        mover = SshMover(host_home, machine, secrets, caps, stall_s)
         super().__init__(connect or connect_there, mover, fence, secrets, on_load)
         self._host_home, self._machine, self._made = host_home, machine, made
         self._verdict = verdict
