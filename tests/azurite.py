@@ -6,7 +6,7 @@ import base64
 import hmac
 import json
 import os
-import socket
+import re
 import ssl
 import subprocess
 import time
@@ -38,17 +38,19 @@ def azurite(folder: Path, ca: Path | None = None) -> Iterator[Mapping[str, str]]
         kept.mkdir(parents=True, exist_ok=True)
         (kept / "package.json").write_text("{}")
         subprocess.run(["npm", "install", "azurite@3"], cwd=kept, check=True, capture_output=True)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    flags = ["--blobPort", str(port), "--location", str(folder), "--skipApiVersionCheck", "--silent"]
+    flags = ["--blobPort", "0", "--location", str(folder), "--skipApiVersionCheck", "--disableTelemetry"]
     scheme, trusted = "http", None
     if ca is not None:
         own = str(ca.with_name("server.pem"))
         flags += ["--oauth", "basic", "--cert", own, "--key", own]
         scheme, trusted = "https", ssl.create_default_context(cafile=str(ca))
-    server = subprocess.Popen(["node", str(main), *flags, "--disableTelemetry"], stdout=subprocess.DEVNULL)
+    folder.mkdir(exist_ok=True)
+    log = folder / "azurite.log"
+    with log.open("wb") as said:
+        server = subprocess.Popen(["node", str(main), *flags], stdout=said)
     try:
+        listens = re.compile(r"listens on https?://127\.0\.0\.1:(\d+)")
+        port = until(lambda: listens.search(log.read_text()), log.read_text)[1]
         endpoint = f"{scheme}://127.0.0.1:{port}/{AZURITE_ACCOUNT}"
         until(lambda: _made_container(f"{endpoint}/bucket?restype=container", trusted), "Azurite")
         keys = {"AZURE_STORAGE_ACCOUNT_NAME": AZURITE_ACCOUNT, "AZURE_STORAGE_ACCOUNT_KEY": AZURITE_KEY}

@@ -153,6 +153,15 @@ class Sshd:
         for pid in [self.process.pid, *self.sessions()]:
             os.kill(pid, signum)
 
+    def clear(self) -> None:
+        """End and remove all that is there, and let it answer again."""
+        self._kill(self.leftovers())
+        until(lambda: not self.leftovers(), "the end of what was left")
+        shutil.rmtree(self.home, ignore_errors=True)
+        self.home.mkdir(exist_ok=True)
+        if self.process is None:
+            self.start()
+
     def leftovers(self) -> list[int]:
         return marked(b"\0EVALFLEET_MACHINE=" + os.fsencode(str(self.ours)))
 
