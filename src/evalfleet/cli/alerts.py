@@ -15,13 +15,16 @@ TEST = "test"
 
 def alerts_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "run", metavar="RUN", nargs="?", help="default: the latest; `test`: send one to whom [notify] names"
+        "run",
+        metavar="RUN",
+        nargs="?",
+        help="the run (default: the latest); `test` sends an alert to the addresses in [notify]",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
 def alerts(args: argparse.Namespace) -> int:
-    """Show what was told of a run by the rules of [alerts], and what they have to say now.
+    """Show the alerts that a run has raised by the rules of [alerts], and those that they raise now.
 
     `evalfleet alerts test` sends an alert to the command, the webhook and the Apprise addresses of [notify],
     and says what came of it. No alert has anything in it that an agent wrote.

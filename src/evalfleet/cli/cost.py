@@ -17,7 +17,7 @@ def cost_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def cost(args: argparse.Namespace) -> int:
-    """Hold what was counted for machines and models against an exported bill, by day.
+    """Compare what was counted for machines and models with an exported bill, day by day.
 
     What a cloud billed is known by its tags; a model's vendor tells it by model. Each difference is
     explained, or called unexplained. Discounts, reservations and other currencies are set in [cost] of

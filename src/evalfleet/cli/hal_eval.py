@@ -46,16 +46,18 @@ def hal_eval_arguments(parser: argparse.ArgumentParser) -> None:
         ("benchmark", "NAME", "such as corebench_easy"),
     ):
         own.add_argument(f"--{name}", metavar=metavar, required=True, help=help)
-    own.add_argument("-A", metavar="KEY=VALUE", action="append", dest="agent", help="for the agent")
+    own.add_argument(
+        "-A", metavar="KEY=VALUE", action="append", dest="agent", help="an argument for the agent"
+    )
     own.add_argument("--max_concurrent", metavar="N", default="1", help="machines at once (default: 1)")
     own.add_argument("--max_tasks", metavar="N", help="the first N tasks; of those that are left, N more")
     own.add_argument("--task_ids", metavar="ID,ID...", help="only these tasks")
-    own.add_argument("--task_timeout", metavar="SECONDS", help="of one task (default: 2700)")
+    own.add_argument("--task_timeout", metavar="SECONDS", help="the limit of one task (default: 2700)")
     own.add_argument("--run_id", metavar="ID", help="default: <benchmark>_<agent name>_<time>")
     own.add_argument("--continue_run", action="store_true", help="run what has no answer yet in --run_id")
     own.add_argument("--ignore_errors", action="store_true", help="with --continue_run: only grade it")
     own.add_argument("--results_dir", metavar="FOLDER", default="results", help="default: results")
-    own.add_argument("--agent_version", metavar="TEXT", help="for the results")
+    own.add_argument("--agent_version", metavar="TEXT", help="what the results call the agent's version")
     own.add_argument("--conda_env_name", metavar="ENV", help="run agents in this conda environment, here")
     own.add_argument("--docker", action="store_true", help="run agents in containers of --set image=IMAGE")
     own.add_argument(
@@ -68,7 +70,9 @@ def hal_eval_arguments(parser: argparse.ArgumentParser) -> None:
     own.add_argument("--config", metavar="FILE", help="no effect: HAL ignores it")
     own.add_argument("--upload", action="store_true", help="no effect: HAL ignores it")
     own.add_argument(
-        "--no-download-environment", action="store_true", help="no effect: what was only sent stays there"
+        "--no-download-environment",
+        action="store_true",
+        help="no effect: files that were only sent are never fetched",
     )
     own.add_argument("--prompt_sensitivity", action="store_true", help="refused: not supported")
     for name in ("num_variations", "variation_strength", "variation_index"):
@@ -91,7 +95,7 @@ def hal_eval_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def hal_eval(args: argparse.Namespace) -> int:
-    """Run an evaluation of HAL by its own command line, on machines of any place.
+    """Run a HAL evaluation with the flags of HAL's own command line, on machines of any place.
 
     Call it in a checkout of hal-harness, or name one with --set hal_repo=PATH. The results are where HAL
     leaves them, <results_dir>/<benchmark>/<run_id>, and in evalfleet's home, as the run <run_id>.

@@ -96,8 +96,8 @@ def reap_arguments(parser: argparse.ArgumentParser) -> None:
 async def reap(args: argparse.Namespace) -> int:
     """Delete what is ours and has expired, and what a run of this home that has ended left behind.
 
-    Never what evalfleet did not make, never another home's machines before they expire. Works from tags
-    alone.
+    It never deletes what evalfleet did not make, nor another home's machines before they expire. It needs
+    nothing but their tags.
     """
     if args.install or args.uninstall:
         return _schedule(args)

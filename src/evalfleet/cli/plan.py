@@ -26,11 +26,11 @@ NOT_PLANNED = ("keep", "name", "max_duration")
 
 
 def plan_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("benchmark", metavar="BENCHMARK", nargs="?", help="as of `evalfleet run`")
+    parser.add_argument("benchmark", metavar="BENCHMARK", nargs="?", help="as for `evalfleet run`")
     parser.add_argument(
         "--review",
         action="store_true",
-        help="hold plans against what came: of each run that is over, here or of the benchmark's name",
+        help="compare plans with what happened, of all runs here that are over, or of BENCHMARK's",
     )
     promised = parser.add_argument_group("what is promised")
     promised.add_argument("--deadline", metavar="1h", help="choose the cheapest way that is done by then")

@@ -258,8 +258,8 @@ def import_results_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "benchmark",
         metavar="FILE|BENCHMARK",
-        help="a file that `evalfleet export` wrote; or whose results they are (a wrong name is answered "
-        "with those there are)",
+        help="a file that `evalfleet export` wrote; or the benchmark whose results they are (a wrong name is "
+        "answered with a list)",
     )
     parser.add_argument(
         "results", metavar="RESULTS_DIR", nargs="*", type=Path, help="where its results are; may be several"

@@ -100,7 +100,9 @@ def rerun_arguments(parser: argparse.ArgumentParser) -> None:
         "--only", metavar="OUTCOME,...", help="those that are failed, broken, slow, unrun or passed"
     )
     parser.add_argument("--keep", action="store_true", help="leave the machines behind, as pool RUN-pool")
-    parser.add_argument("--name", metavar="RUN", help="the new run's name (default: made)")
+    parser.add_argument(
+        "--name", metavar="RUN", help="the new run's name (default: made from the benchmark and the time)"
+    )
     parser.add_argument("--budget", metavar="USD", help="a budget other than the earlier run's")
     parser.add_argument("--max-duration", metavar="2h", help="a time limit other than the earlier run's")
     parser.add_argument("--workers", metavar="N", help="a new number of machines at once")

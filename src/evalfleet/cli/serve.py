@@ -10,8 +10,12 @@ def serve_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--host", metavar="ADDRESS", default="127.0.0.1", help="listen here (default 127.0.0.1)"
     )
-    parser.add_argument("--read-only", action="store_true", help="nobody changes anything from there")
-    parser.add_argument("--yes", action="store_true", help="listen also where other computers reach it")
+    parser.add_argument(
+        "--read-only", action="store_true", help="show runs only: nobody can steer them from the dashboard"
+    )
+    parser.add_argument(
+        "--yes", action="store_true", help="listen even on an address that other computers can reach"
+    )
 
 
 def serve(args: argparse.Namespace) -> int:

@@ -25,8 +25,8 @@ def metrics_arguments(parser: argparse.ArgumentParser) -> None:
 def metrics(args: argparse.Namespace) -> int:
     """Serve the metrics of all runs of this home to Prometheus, at /metrics, until Ctrl-C.
 
-    They are read from the journal: the runs may be anybody's, and know nothing of it. For runs that are over
-    before Prometheus comes by, `evalfleet metrics RUN --push URL` gives them to a Pushgateway.
+    They are read from the journal, so the runs may belong to any process, and nothing delays them. For runs
+    that are over before Prometheus comes by, `evalfleet metrics RUN --push URL` gives them to a Pushgateway.
     """
     from evalfleet.api import runs, telemetry
     from evalfleet.channels.samples import read_loads

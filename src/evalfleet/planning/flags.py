@@ -74,8 +74,8 @@ class RunOptions(TypedDict, total=False):
             "where",
             "names",
             "PLACE[,PLACE...]",
-            "where machines come from, the next place when one has none to give or fails; or the name of "
-            "a list in [tiers] (default: local)",
+            "where machines come from; of several places, the next is asked when one has none to give or "
+            "fails; or the name of a list in [tiers] (default: local)",
         ),
     ]
     mix: Annotated[
@@ -193,7 +193,7 @@ class RunOptions(TypedDict, total=False):
             "which tasks",
             "strings",
             "TAG",
-            "only tasks with this tag; may be repeated: with any of them",
+            "only tasks with this tag; if repeated, tasks with any of the tags",
             word="tag",
             scope="files",
         ),
@@ -284,7 +284,8 @@ class RunOptions(TypedDict, total=False):
             "limits",
             "duration",
             "1h",
-            "when it should be done: it is told, beforehand and meanwhile, if it will not be; nothing stops",
+            "when the run should be done: you are warned, before it and during it, if it will be late; "
+            "nothing is stopped",
         ),
     ]
     task_timeout: Annotated[

@@ -31,7 +31,7 @@ def do_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 async def do(args: argparse.Namespace) -> int:
-    """Do something to a pool's machines for which the benchmark they were set up for has a verb.
+    """Run a verb of the benchmark that a pool's machines were set up for.
 
     `pool reset` and `pool clean` are two such verbs. Nobody else can have the machines meanwhile.
     """

@@ -70,7 +70,7 @@ async def tunnel(args: argparse.Namespace) -> int:
     """Reach ports of a pool's machines on this computer, until Ctrl-C.
 
     Everything goes through the SSH connection: nothing is opened on the machines, and nobody but this
-    computer can connect. Without --port it is the one that the benchmark has for that.
+    computer can connect. Without --port, the benchmark says which port it is.
     """
     from evalfleet.api import appliances, pools
     from evalfleet.planning.workspace import Workspace
