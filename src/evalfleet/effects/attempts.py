@@ -100,8 +100,8 @@ async def run_attempt(tools: Tools, attempt: AttemptState) -> None:
     """Start it, or attach to it, and report how it ended."""
     machine, limits = tools.state.machines[attempt.machine], tools.state.limits
     task = tools.state.tasks[attempt.task].task
-    channel, job = tools.channel(machine), _job_of(tools, task, attempt, machine)
-    bundle = tools.task_bundle(task)
+    channel, bundle, scorer = tools.channel(machine), tools.task_bundle(task), tools.scorer(task, attempt.id)
+    job = _job_of(tools, task, attempt, machine, bundle, scorer)
     # the host ends the attempt at its limit; this only catches a host that does not. The second look
     # is for a controller that was stopped for long: what it waited for may have happened meanwhile
     patience_s, looks = task.limit_s + limits.grace_s, 0
@@ -122,7 +122,6 @@ async def run_attempt(tools: Tools, attempt: AttemptState) -> None:
                     following_steps(tools, channel, attempt),
                 ):
                     ended = await _to_the_end(tools, channel, job, machine)
-                scorer = tools.scorer(task, attempt.id)
                 metered, ending = ended.metered, _ended_by_its_meter(ended)
                 if ending is None and scorer is not None and _scorable(ended):
                     patience.reschedule(None)  # its own limit is kept on the host
@@ -157,7 +156,14 @@ async def run_attempt(tools: Tools, attempt: AttemptState) -> None:
     tools.report(MachineCondemned(machine.id, detail, Cause.STUCK))
 
 
-def _job_of(tools: Tools, task: Task, attempt: AttemptState, machine: MachineState) -> Job:
+def _job_of(
+    tools: Tools,
+    task: Task,
+    attempt: AttemptState,
+    machine: MachineState,
+    bundle: Bundle,
+    scorer: Scorer | None,
+) -> Job:
     return Job(
         attempt.id,
         tools.benchmark.command(task, attempt.id),
@@ -166,8 +172,8 @@ def _job_of(tools: Tools, task: Task, attempt: AttemptState, machine: MachineSta
         tools.state.limits.lease_s,
         stall_s=task.stall_s,
         isolation=machine.isolated.kind,
-        graded=tools.scorer(task, attempt.id) is not None,
-        task_bundle=tools.task_bundle(task).digest,
+        graded=scorer is not None,
+        task_bundle=bundle.digest,
         metering=tools.state.plan.metering,
         allowance=attempt.allowance,
     )
@@ -198,7 +204,7 @@ async def _settle(tools: Tools, machine: MachineState, attempt: AttemptState) ->
         if (ending := _ended_by_its_meter(ended)) is not None or scorer is None:
             outcome = ending or await _judge(tools, channel, task, ended)
         else:
-            job = _job_of(tools, task, attempt, machine)
+            job = _job_of(tools, task, attempt, machine, tools.task_bundle(task), scorer)
             async with asyncio.timeout(scorer.timeout_s + SETTLE_S):
                 outcome, metered = await _score(tools, channel, task, job, machine, scorer, ended)
         if not all(tools.secrets.values()):
