@@ -21,6 +21,7 @@ from .result import Result, table
 BENCHES: dict[str, str] = {
     "shape": "how large the parts of the source are, how much they explain, what knows what",
     "startup": "CPU seconds until the command line answers",
+    "before": "what runs cost now beside an earlier commit, by the benchmarks of each",
     "ls": "1,000 runs listed by `evalfleet ls`, and one run's journal checked by `evalfleet verify`",
     "sim-scale": "100,000 tasks on 1,000 machines, simulated; what an event costs",
     "tiers": "154 tasks, simulated, whose first place fails half its jobs and goes away; 1,000 such runs",

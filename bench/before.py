@@ -1,0 +1,75 @@
+"""What runs cost now beside an earlier commit of this repository, by the benchmarks of each, one after the
+other."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+from .result import Figures, Result, at_most, rounded
+from .workspace import environment
+
+ROOT = Path(__file__).resolve().parent.parent
+COMMIT = "73ef4a7"
+"""The last one before the source was put in order. BENCH_BEFORE names another one."""
+LIMIT_S = 900.0
+
+MEASURED: dict[str, dict[str, tuple[str, ...]]] = {
+    "startup": {"help": ("help_cpu_s",), "ls": ("ls_cpu_s",)},
+    "recovery": {"first_attach": ("attach", "first_attach_s")},
+    "dispatch": {"controller_and_supervisors": ("controller_and_supervisors_ms",)},
+    "ssh-dispatch": {"true_command": ("true", "command_s"), "sleep_command": ("sleep", "command_s")},
+    "sim-scale": {"simulated": ("100000_tasks_on_1000_machines", "cpu_s")},
+}
+"""Benchmark -> figures of it that are compared; recovery's is a time, the others are CPU."""
+QUICK = {"startup": MEASURED["startup"]}
+
+
+def run(quick: bool) -> Result:
+    commit = "HEAD" if quick else os.environ.get("BENCH_BEFORE", COMMIT)
+    found = subprocess.run(["git", "archive", commit], cwd=ROOT, capture_output=True)
+    if found.returncode:
+        why = found.stderr.decode(errors="replace").strip() or "git archive failed"
+        return Result("before", {"error": f"{commit} cannot be had: {why}"}, {})
+    figures: Figures = {"commit": commit, "counted": "as each benchmark counts; ratio: now over then"}
+    with tempfile.TemporaryDirectory(prefix="evalfleet-bench-") as folder:
+        with tarfile.open(fileobj=io.BytesIO(found.stdout)) as archive:
+            archive.extractall(folder, filter="data")
+        trees = {"then": Path(folder), "now": ROOT}
+        for name, wanted in (QUICK if quick else MEASURED).items():
+            figures |= _compared(name, wanted, trees, quick)
+    ratios = {name: figure["ratio"] for name, figure in figures.items() if isinstance(figure, dict)}
+    return Result("before", figures, {name: at_most(ratio, 1.05) for name, ratio in ratios.items()})
+
+
+def _compared(name: str, wanted: dict[str, tuple[str, ...]], trees: dict[str, Path], quick: bool) -> Figures:
+    told = {which: _told(name, tree, quick) for which, tree in trees.items()}
+    figures: Figures = {}
+    for label, path in wanted.items():
+        each = {which: _at(its, path) for which, its in told.items()}
+        figures[f"{name}_{label}"] = {**each, "ratio": rounded(each["now"] / each["then"], 3)}
+    return figures
+
+
+def _told(name: str, tree: Path, quick: bool) -> Figures:
+    """What the tree's own benchmark says. It runs that tree's source, whatever is installed."""
+    paths = os.pathsep.join((str(tree), str(tree / "src")))
+    argv = [sys.executable, "-m", "bench", name, "--json", *(["--quick"] if quick else [])]
+    done = subprocess.run(
+        argv, cwd=tree, env=environment(PYTHONPATH=paths), stdout=subprocess.PIPE, timeout=LIMIT_S, check=True
+    )
+    figures: Figures = json.loads(done.stdout.splitlines()[-1])["figures"]
+    return figures
+
+
+def _at(figures: Figures, path: tuple[str, ...]) -> float:
+    *groups, name = path
+    for group in groups:
+        figures = figures[group]
+    return float(figures[name])
