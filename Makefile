@@ -15,6 +15,8 @@ JOBS   ?= 6  # most tests wait more than they compute
 BIN    := .venv/bin
 PYTEST := $(BIN)/python -m pytest -rfEs
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Where it is set, every worker of the tests and every process that they start would compile all that it loads.
+unexport PYTHONDONTWRITEBYTECODE
 # Microsoft's descriptions of Azure's resources, which are not ours to copy (tests/cloud/test_azure_contracts.py)
 export AZURE_CONTRACTS ?= $(abspath $(wildcard ../shared/contracts/azure-types))
 # Google's description of its API, which is not ours to copy, either (standins/gce/contract.py)

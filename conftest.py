@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
+import shutil
 import signal
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -23,6 +27,7 @@ def pytest_configure() -> None:
     for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
         if signal.getsignal(signum) == signal.SIG_IGN:
             signal.signal(signum, lambda *_: None)
+    _pass_by_shims()
 
 
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
@@ -32,3 +37,13 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     wanted = inspect.signature(pyfuncitem.obj).parameters
     asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in wanted}))
     return True
+
+
+def _pass_by_shims() -> None:
+    """Let a job's `python3` be the Python that pyenv's script of this name finds.
+
+    That script takes six times as long to look for it as Python takes to start, and jobs start many.
+    """
+    python = shutil.which("python3")
+    if python and Path(python).parent.name == "shims":
+        os.environ["PATH"] = f"{sys.base_prefix}/bin{os.pathsep}{os.environ['PATH']}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 _IS_3_8 = "import sys; sys.exit(sys.version_info[:2] != (3, 8))"
 
 
+@functools.cache
 def python_3_8() -> str | None:
     """One that works, from the path or from pyenv's versions; None if there is none."""
     pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")

@@ -14,11 +14,12 @@ from typing import Any, cast
 from tests.desk import Desk, Done, Process
 from tests.waiting import PATIENCE_S, until
 
+# A gate waits by a `read` that nobody answers: a `sleep` would be one more process each time.
 SCRIPT = """
 touch "{folder}/marks/$EVALFLEET_TASK_ID.$EVALFLEET_ATTEMPT.$$"
 score() {{ printf '{{"score": %s}}' "$1" > "$EVALFLEET_OUT/result.json"; }}
 result() {{ printf '%s' "$1" > "$EVALFLEET_OUT/result.json"; }}
-gate() {{ until [ -e "{folder}/gates/$1" ]; do sleep 0.03; done; }}
+gate() {{ exec 9<> <(:); until [ -e "{folder}/gates/$1" ]; do read -r -t 0.03 -u 9; done; exec 9>&-; }}
 note() {{ cat > "{folder}/notes/$EVALFLEET_TASK_ID"; }}
 eval "$1"
 """
@@ -93,13 +94,15 @@ class Fleet(Desk):
 
     def alive(self) -> dict[int, str]:
         """Every process that works on this home: pid -> command line."""
-        marks = (f"\0EVALFLEET_HOME={self.home}\0", f"\0EVALFLEET_MACHINE={self.home.resolve()}/")
+        marks = [
+            os.fsencode(f"\0EVALFLEET_HOME={self.home}\0"),
+            os.fsencode(f"\0EVALFLEET_MACHINE={self.home.resolve()}/"),
+        ]
         own = {process.pid for process in self.processes if process.lives}  # /proc may show others' variables
-        return {
-            pid: argv
-            for pid, argv, environ in processes()
-            if pid in own or any(mark in environ for mark in marks)
-        }
+        found = [
+            pid for pid, environ in environments() if pid in own or any(mark in environ for mark in marks)
+        ]
+        return {pid: words for pid in found if (words := argv(pid)) is not None}
 
     def settled(self) -> None:
         """Nothing runs and no machine is left."""
@@ -128,14 +131,31 @@ def _kill(pid: int) -> None:
 
 def processes() -> Iterator[tuple[int, str, str]]:
     """(pid, command line, environment) of all that we may look at; zombies have neither."""
+    for pid, environ in environments():
+        if (words := argv(pid)) is not None:
+            yield pid, words, environ.decode("utf-8", "surrogateescape")
+
+
+def environments() -> Iterator[tuple[int, bytes]]:
+    """Of all processes that we may look at, a zero byte before each variable. Each test looks many times."""
     for name in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            argv = Path(f"/proc/{name}/cmdline").read_bytes()
-            environ = Path(f"/proc/{name}/environ").read_bytes()
-        except OSError:
-            continue
-        text = argv.replace(b"\0", b" ").decode("utf-8", "replace")
-        yield int(name), text, f"\0{environ.decode('utf-8', 'surrogateescape')}"
+        environ = _read(f"/proc/{name}/environ")
+        if environ is not None:
+            yield int(name), b"\0" + environ
+
+
+def argv(pid: int) -> str | None:
+    """The words of a process that has not gone, with spaces between them."""
+    words = _read(f"/proc/{pid}/cmdline")
+    return None if words is None else words.replace(b"\0", b" ").decode("utf-8", "replace")
+
+
+def _read(path: str) -> bytes | None:
+    try:
+        with open(path, "rb", buffering=0) as file:
+            return file.read()
+    except OSError:
+        return None
 
 
 def toml(value: Any) -> str:
