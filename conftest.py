@@ -47,3 +47,12 @@ def _pass_by_shims() -> None:
     python = shutil.which("python3")
     if python and Path(python).parent.name == "shims":
         os.environ["PATH"] = f"{sys.base_prefix}/bin{os.pathsep}{os.environ['PATH']}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with single tests that are slow: no worker is to be left alone with one at the end.
+
+    With `--dist worksteal` they are the first worker's, and others take tests from the end of its share. It
+    waits, as slow tests mostly do, while they compute.
+    """
+    items.sort(key=lambda item: all(mark.name != "slow" for mark in item.own_markers))

@@ -54,7 +54,7 @@ Turn = Callable[[str], Awaitable[None]]
 def run(quick: bool) -> Result:
     if os.geteuid() != 0:
         return Result("isolation-cost", {"error": "needs root: attempts become users of their own"}, {})
-    paced, bursts, containers = (8, 2, 2) if quick else (PACED, BURSTS, CONTAINERS)
+    paced, bursts, containers = (3, 1, 1) if quick else (PACED, BURSTS, CONTAINERS)
     # not below /tmp: as on most hosts, the machine's folder is not in what each attempt has of its own
     with tempfile.TemporaryDirectory(prefix="evalfleet-bench-", dir=Path.home()) as name:
         folder = Path(name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from evalfleet.places.local import LocalPlace, LocalSettings
 from evalfleet.ports import Place
 from evalfleet.testing import ChannelContract, Harness, PlaceContract, ShellHarness
@@ -25,6 +27,14 @@ class LocalHarness(ShellHarness):
 class TestLocalPlace(PlaceContract, ChannelContract):
     def harness(self) -> Harness:
         return LocalHarness()
+
+    @pytest.mark.slow
+    def test_a_machine_ends_by_itself_at_its_expiry(self) -> None:
+        super().test_a_machine_ends_by_itself_at_its_expiry()
+
+    @pytest.mark.slow
+    def test_extend_moves_the_expiry(self) -> None:
+        super().test_extend_moves_the_expiry()
 
 
 class CappedHarness(LocalHarness):

@@ -58,6 +58,7 @@ def receiver() -> Iterator[Receiver]:
     server.server_close()
 
 
+@pytest.mark.slow
 def test_an_alert_is_told_once_to_all_and_acts(fleet: Fleet, receiver: Receiver) -> None:
     script = "import sys; open('told', 'a').write(sys.stdin.read() + chr(10))"
     fleet.config(
@@ -116,6 +117,7 @@ def test_a_rule_replaces_a_machine_and_alerts_are_kept_though_nobody_is_told(fle
     assert entry["what"].startswith("worker-1 to be replaced by alert slow_task_execution")
 
 
+@pytest.mark.slow
 def test_rules_drain_a_machine_and_pause_the_run_and_the_report_says_that_they_did(fleet: Fleet) -> None:
     fleet.config(
         '[alerts.slow_task_execution]\nact = "drain"\n'

@@ -7,6 +7,8 @@ import signal
 import sqlite3
 from contextlib import closing
 
+import pytest
+
 from evalfleet.events import MachineRequested, StopRequested
 from tests.e2e.harness import Fleet, task, tasks
 from tests.e2e.pools import folders, holders, machines, pool, say, statuses, used, view
@@ -73,6 +75,7 @@ def test_a_hold_that_ran_out_goes_to_another_run_and_the_first_finds_its_way(fle
     fleet.settled()
 
 
+@pytest.mark.slow
 def test_a_pool_that_was_deleted_under_a_dead_run(fleet: Fleet) -> None:
     left_run(fleet)
     expire_holds(fleet)

@@ -390,6 +390,7 @@ def test_links_in_the_artefacts_of_an_isolated_job_lead_its_supervisor_nowhere(
     assert job_name("a.0") == "a.0"
 
 
+@pytest.mark.slow
 def test_a_few_attacks_of_the_table_come_to_nothing() -> None:
     """`make nightly` runs them all."""
     result = hostile.run(quick=True)

@@ -319,6 +319,7 @@ def test_an_end_that_was_told_to_nobody_is_not_missed(tmp_path: Path) -> None:
     play(tmp_path, test)
 
 
+@pytest.mark.slow
 def test_a_machine_that_falls_silent_is_told_in_time_and_found_again(tmp_path: Path) -> None:
     async def test(world: World) -> None:
         channel = await world.channel(silent_s=5.0)

@@ -717,6 +717,7 @@ def test_what_cannot_start_is_told(host: Host, spec: dict[str, Any]) -> None:
     assert ended["detail"]
 
 
+@pytest.mark.slow
 def test_big_leftovers_are_removed_by_and_by(host: Host) -> None:
     peer = host.peer()
     peer.run("a.0", "mkdir -p a/b; touch a/b/c; chmod 500 a a/b; mkdir -p $EVALFLEET_OUT/x/y")

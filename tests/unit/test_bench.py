@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -159,7 +160,14 @@ NIGHTLY = (
     "waa-plan",  # near: plan-speed, tests/unit/test_planner.py
     "watching",
 )
-ALL = [pytest.param(name, marks=pytest.mark.nightly if name in NIGHTLY else ()) for name in BENCHES]
+SLOW = ("isolation-cost", "service-start")
+
+
+def when(name: str) -> Sequence[pytest.MarkDecorator]:
+    return [pytest.mark.nightly] if name in NIGHTLY else [pytest.mark.slow] if name in SLOW else []
+
+
+ALL = [pytest.param(name, marks=when(name)) for name in BENCHES]
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -110,8 +110,7 @@ def test_a_job_may_do_away_with_its_folder(job: Path, what: str) -> None:
 
 
 def test_many_files_are_looked_at_a_few_at_a_time(job: Path) -> None:
-    count = 20 * growing.STEP
-    for n in range(count):
+    for n in range(5 * growing.STEP):
         os.close(os.open(job / "out" / "deep" / str(n), os.O_CREAT))
     watch = Watch(job)
     watch.now = watch.growth.due

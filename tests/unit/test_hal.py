@@ -261,6 +261,7 @@ def test_tasks_that_ask_for_a_gpu_need_a_machine_with_one_unless_told_otherwise(
     assert [task.needs for task in loaded.settled(loaded.tasks)] == [None] * len(loaded.tasks)
 
 
+@pytest.mark.slow
 def test_requirements_that_cannot_be_installed_fail_with_pips_words(tmp_path: Path) -> None:
     program = Path(attempt.__file__)
     (tmp_path / "agent").mkdir()

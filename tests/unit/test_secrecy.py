@@ -54,13 +54,13 @@ def test_a_value_across_two_chunks_is_masked(before: int) -> None:
     assert SECRETS.found_in(io.BytesIO(data))
 
 
-def test_a_log_of_50_mb_is_masked_in_no_more_memory_than_some_chunks() -> None:
+def test_a_log_of_16_mb_is_masked_in_no_more_memory_than_some_chunks() -> None:
     """Ten values in all their forms; what is read at once is bounded, and so is what is kept of it."""
     secrets = Secrets({f"KEY_{n}": f"sk-{n}-0123456789" for n in range(10)}, [f"KEY_{n}" for n in range(10)])
     block = (b"sk-1-012345678 " * (1 << 16) + base64.b64encode(b"sk-3-0123456789") + b"\n")[-(1 << 20) :]
-    log, written = Endless(block, 50), Counted()
+    log, written = Endless(block, 16), Counted()
     secrets.copy_masked(log, written)
-    assert written.total == 50 * (len(block) - len(base64.b64encode(b"sk-3-0123456789")) + len(b"***"))
+    assert written.total == 16 * (len(block) - len(base64.b64encode(b"sk-3-0123456789")) + len(b"***"))
     assert max(log.asked) <= 4 << 20
     assert written.longest <= 8 << 20
 

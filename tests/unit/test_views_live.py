@@ -221,10 +221,10 @@ def test_readers_never_see_half_a_file(tmp_path: Path) -> None:
 
     reader = threading.Thread(target=look)
     reader.start()
-    for n in range(150):
+    for n in range(60):
         now[0] += 1_000_000
         scribe.tick()
-        if n % 30 == 0:
+        if n % 12 == 0:
             scribe.close()
     done.set()
     reader.join()
