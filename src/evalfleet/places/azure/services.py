@@ -182,9 +182,9 @@ async def storage_checks(blobs: BlobClient) -> list[Check]:
     count = len(await blobs.containers(PREFIX))
     account = blobs.account.name
     if blobs.by_key:
-        return [Check("storage", "good", f"{account} lets us in by its key; {count} mailboxes are there")]
+        return [Check("storage", "good", f"{account} lets us in by its key; mailboxes there: {count}")]
     await blobs.token("r", 0.0, PREFIX)  # signed with a key that Azure lends to the login
-    return [Check("storage", "good", f"{account} lets us in by the login; {count} mailboxes are there")]
+    return [Check("storage", "good", f"{account} lets us in by the login; mailboxes there: {count}")]
 
 
 # -- what is ours ----------------------------------------------------------------------------------------
