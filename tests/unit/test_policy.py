@@ -24,6 +24,7 @@ from evalfleet.model import (
     Task,
     TaskId,
     after,
+    seconds_between,
 )
 from evalfleet.policy import decide, next_deadline
 from evalfleet.state.attempts import retry_delay_s
@@ -93,8 +94,8 @@ def test_an_offer_that_refuses_us_is_left_alone_for_a_while() -> None:
     (again,) = requested(run.lose(M1, Cause.PROVISIONING))
     assert again.offer == second
     run.lose(M2, Cause.PROVISIONING)
-    assert next_deadline(run.state, run.now) == after(run.now, 15.0)
-    (third,) = requested(run.wait(15.0))
+    assert 11.25 <= seconds_between(run.now, next_deadline(run.state, run.now) or 0) <= 18.75
+    (third,) = requested(run.wait(18.75))
     assert third.offer == first
 
 
@@ -146,13 +147,34 @@ def test_a_success_lifts_what_was_refused_before_it_was_asked_for() -> None:
     assert not run.state.blocks
 
 
+def test_pauses_after_refusals_double_and_differ_from_run_to_run() -> None:
+    """Whoever is refused for now together does not come back together."""
+
+    def pauses_s(name: str) -> list[float]:
+        run = Run(9, (Offer("a", "x"),), workers=1, offer_tries=100, same_failure_machines=100)
+        run.state.plan = structs.replace(run.state.plan, run=name)
+        run.turn()
+        found = list[float]()
+        for _ in range(8):
+            (machine,) = run.state.coming
+            run.tell(MachineCondemned(machine, "throttled", Cause.PROVISIONING, scope="offer"))
+            found.append(seconds_between(run.now, run.state.blocks["a//x"].until))
+            run.wait(found[-1] + 1.0)
+        return found
+
+    one, other = pauses_s("one"), pauses_s("other")
+    assert all(mine != theirs for mine, theirs in zip(one, other, strict=True))
+    for pause_s, usual_s in zip(one, (15, 30, 60, 120, 240, 480, 600, 600), strict=True):
+        assert 0.75 * usual_s <= pause_s <= 1.25 * usual_s
+
+
 def test_machines_refused_at_once_are_one_refusal() -> None:
     run = Run(9, workers=3)
     run.turn()
     busy = [MachineCondemned(m, "busy", Cause.PROVISIONING, scope="place") for m in (M1, M2, M3)]
     run.tell(*busy)
-    assert next_deadline(run.state, run.now) == after(run.now, 15.0)
-    assert len(requested(run.wait(15.0))) == 3
+    assert 11.25 <= seconds_between(run.now, next_deadline(run.state, run.now) or 0) <= 18.75
+    assert len(requested(run.wait(18.75))) == 3
 
 
 def test_an_offer_that_only_ever_refuses_for_now_is_given_up_after_three_times() -> None:
@@ -173,7 +195,7 @@ def test_an_outage_of_a_whole_place_at_the_start_is_waited_for() -> None:
     while run.state.stop is None:
         n += 1
         run.tell(MachineCondemned(MachineId(f"r-h-{n}"), "503", Cause.PROVISIONING, scope="place"))
-        run.wait(600.0)
+        run.wait(750.0)
     assert run.now > after(begun, 3 * 3600.0)
     assert run.stop.reason == "refused"
 
@@ -183,7 +205,7 @@ def test_what_others_have_borrowed_is_waited_for() -> None:
     run.turn()
     for n in range(1, 8):
         run.tell(MachineCondemned(MachineId(f"r-h-{n}"), "taken", Cause.PROVISIONING))
-        run.wait(601.0)
+        run.wait(751.0)
     assert run.state.stop is None
 
 

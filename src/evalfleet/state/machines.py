@@ -13,6 +13,7 @@ from evalfleet import events as ev
 from evalfleet.cost import billed_usd, idle_usd, reserved_usd
 from evalfleet.errors import Scope
 from evalfleet.model import CAUSES, SECOND, Cause, Micros, Offer, after, seconds_between
+from evalfleet.names import spread
 
 from .circuits import machine_failed, machine_joined, machine_left, machine_works, refresh_idle
 from .nouns import Block, Deadline, MachineState, PlaceHearing, Refusal, RunState
@@ -465,7 +466,8 @@ def refuse(state: RunState, at: Micros, machine: MachineState, event: ev.Machine
     block = state.blocks.get(key)
     if block is None or block.at < machine.requested_at:
         failures = 1 if block is None else block.failures + 1
-        until = after(at, min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (failures - 1)))
+        pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (failures - 1))
+        until = after(at, pause_s * spread(f"{state.plan.run} {key} {failures}"))
         block = state.blocks[key] = Block(at, until, failures, event.permanent, event.detail)
     block.permanent |= event.permanent
     tries = state.refusals[offer.key].tries + 1 if offer.key in state.refusals else 1
