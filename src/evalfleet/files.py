@@ -60,7 +60,7 @@ def to_json(document: Any) -> bytes:
 
 @contextlib.contextmanager
 def alone_in(folder: Path) -> Generator[None]:
-    """For who changes a file there that others change, too. Raises OSError."""
+    """Keeps out all others who change files of the folder by this function. Raises OSError."""
     fd = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)

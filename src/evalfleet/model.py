@@ -468,7 +468,7 @@ class Metered(Struct, frozen=True, omit_defaults=True):
 
     @property
     def used_tokens(self) -> int:
-        """Of input and output together, those that unknown calls can have used, too."""
+        """The tokens of input and output together, with those that unknown calls can have used."""
         return self.tokens.get("in", 0) + self.tokens.get("out", 0) + self.unknown_tokens
 
 

@@ -548,7 +548,7 @@ class PriceList(Protocol):
         ...
 
     def prices(self, home: Path) -> PriceTable:
-        """Those in force in this home."""
+        """The prices that are in force in this home."""
         ...
 
     def wanted(self, tables: Sequence[Mapping[str, object]]) -> Sequence[tuple[str, str]]:

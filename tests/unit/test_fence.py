@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -70,3 +71,29 @@ def test_only_the_command_line_and_whole_programs_start_an_event_loop() -> None:
         if LOOPS.search(path.read_text(encoding="utf-8"))
     }
     assert {path for path in starting if not path.startswith("cli/")} == set(MAY_START_A_LOOP)
+
+
+def broad_excepts(path: Path) -> list[tuple[int, str, bool]]:
+    """Line, source and whether it raises again, of each handler that catches whatever there is."""
+    source = path.read_text(encoding="utf-8")
+    lines = source.splitlines()
+    return [
+        (
+            node.lineno,
+            "\n".join(lines[node.lineno - 1 : node.end_lineno]),
+            any(isinstance(part, ast.Raise) and part.exc is None for part in ast.walk(node)),
+        )
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.ExceptHandler)
+        and (node.type is None or (isinstance(node.type, ast.Name) and node.type.id.endswith("Exception")))
+    ]
+
+
+def test_who_catches_everything_raises_it_again_or_says_why_not() -> None:
+    unexplained = [
+        f"{path.relative_to(PACKAGE)}:{line}"
+        for path in PACKAGE.rglob("*.py")
+        for line, source, again in broad_excepts(path)
+        if not again and "#" not in source
+    ]
+    assert not unexplained

@@ -233,7 +233,7 @@ def chances_of(
 def _machine_times(
     experience: Experience, offer: Offer, guesses: Mapping[str, tuple[float, float]]
 ) -> MachineTimes:
-    """Of machines of this size, else of others of the place, else spread over what is guessed."""
+    """The times of machines of this size, else of others of the place, else a spread around a guess."""
     alike = experience.machines.get((offer.place, offer.size))
     if alike:
         return MachineTimes.learned(alike)

@@ -81,7 +81,7 @@ def _stored(body: str | None) -> RunSummary | None:
 
 
 def _computed(store: Store, info: StreamInfo, now: Micros, fresh: dict[str, RunSummary]) -> RunSummary:
-    """From the journal. A run that cannot be read is no reason not to show the others."""
+    """The summary, computed from the journal. A run that cannot be read does not hide the others."""
     follower = Follower(store, info.name)
     try:
         follower.poll()

@@ -165,7 +165,7 @@ def _one_configuration(folders: Sequence[ResultFolder]) -> Sequence[ResultFolder
 
 
 def _by_task(folders: Sequence[ResultFolder]) -> dict[TaskId, list[ResultFolder]]:
-    """By id; where two domains have the same one, by both."""
+    """The results by task id, or by domain and id where two domains have the same one."""
     domains: dict[str, set[str]] = {}
     for folder in folders:
         domains.setdefault(folder.task, set()).add(folder.domain)

@@ -220,7 +220,7 @@ def _ours(
 
 
 def _plain(name: str) -> str:
-    """As labels have names, where they must be plain."""
+    """The name as labels have it, where they must be plain."""
     return re.sub(r"[^a-z0-9_-]", "-", name.lower())
 
 

@@ -85,7 +85,7 @@ def needs_of_domain(asked: Needs, least: Needs, load: DomainLoad | None) -> Need
 
 
 def _sold(wanted: float) -> int:
-    """As much or more: processors and gigabytes are sold by powers of two."""
+    """The least that is sold and suffices: processors and gigabytes come in powers of two."""
     return 1 << max(0, math.ceil(math.log2(max(wanted, 1e-9))))
 
 

@@ -240,7 +240,7 @@ def _spec(file: BenchmarkFile, root: Path, where: str) -> CommandSpec:
 
 
 def _as_text(value: Setting) -> str:
-    """As `--set` would have given it."""
+    """The value as `--set` would have given it."""
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 

@@ -66,7 +66,7 @@ class Mail(Protocol):
     async def names(self, below: str) -> list[str]: ...
 
     async def remove(self, names: Sequence[str]) -> None:
-        """Those that are there."""
+        """Remove those of the objects that are there."""
         ...
 
 

@@ -287,7 +287,7 @@ class Mailboxes(abc.ABC):
 
     @abc.abstractmethod
     async def all(self) -> Sequence[KeptMailbox]:
-        """Those of all homes in this storage."""
+        """The mailboxes of all homes in this storage."""
 
     @abc.abstractmethod
     async def remove_kept(self, box: KeptMailbox) -> None:

@@ -146,7 +146,7 @@ class ParcelMover(abc.ABC):
         """Receive files as a stream, which are too large for a message."""
 
     async def _persist(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Whole, or from the start again: what is half here is worth nothing."""
+        """Repeat the call until it succeeds as a whole: what is half here is worth nothing."""
         for pause_s in islice(pauses(RETRY_S, LONGEST_RETRY_S, 2), TRIES - 1):
             try:
                 return await call()

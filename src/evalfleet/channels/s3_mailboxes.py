@@ -56,7 +56,7 @@ class S3Bucket(Struct, frozen=True):
 
     @property
     def url(self) -> str:
-        """Of the prefix, as machines ask for it."""
+        """The URL of the prefix, as machines ask for it."""
         host = f"{self.bucket}.s3.{self.region}.amazonaws.com"
         if self.endpoint or "." in self.bucket:  # a certificate is for one part of a name
             base = self.endpoint.rstrip("/") or f"https://s3.{self.region}.amazonaws.com"
@@ -139,7 +139,7 @@ class S3Mailboxes(Mailboxes):
 
     @staticmethod
     def name(home: str, machine: MachineId) -> str:
-        """Of a machine's mailbox: no character in it must be quoted."""
+        """The name of a machine's mailbox, in which no character must be quoted."""
         words = re.sub(r"[^A-Za-z0-9.-]", "_", machine)[:80]
         return f"{home}/{words}-{hashlib.sha256(machine.encode()).hexdigest()[:10]}"
 
@@ -214,7 +214,7 @@ class S3Mailboxes(Mailboxes):
         return StoreMail(opened, self.name(self._home, machine))
 
     async def marks_of(self, machines: Mapping[MachineId, PilotMarks]) -> Mapping[MachineId, PilotMarks]:
-        """Those of several machines at once. Raises PlaceError."""
+        """The marks of several machines at once. Raises PlaceError."""
         found = await asyncio.gather(*(self.marks(machine, known) for machine, known in machines.items()))
         return dict(zip(machines, found, strict=True))
 

@@ -252,7 +252,7 @@ class Session:
         raise AssertionError("pauses have no end")
 
     async def _turn(self) -> None:
-        """For a place that connects to so many machines at once, and lets the others wait."""
+        """Wait for one's turn, at a place that connects to only so many machines at once."""
 
     async def _greet(self, link: Link) -> Link:
         """Say hello and take up what the machine tells of its jobs."""

@@ -129,7 +129,7 @@ def _positional(
 
 
 def _values(action: argparse.Action, before: Sequence[str]) -> Iterator[str]:
-    """By the action's choices, or by what its name or its metavar says."""
+    """What completes a value, by the action's choices, its name or its metavar."""
     if action.choices is not None:
         yield from map(str, action.choices)
         return

@@ -53,7 +53,7 @@ def _replay(seed: int) -> int:
 
 
 def controller_arguments(parser: argparse.ArgumentParser) -> None:
-    """None: everything comes on standard input."""
+    """It has no arguments: everything comes on standard input."""
 
 
 def controller(args: argparse.Namespace) -> int:

@@ -306,7 +306,7 @@ def _ignored(args: argparse.Namespace) -> list[str]:
 
 
 def _run_id(args: argparse.Namespace, workspace: Workspace) -> str:
-    """As HAL makes it: `<benchmark>_<agent name>_<unix time>`, the name cut to what fits."""
+    """The id as HAL makes it: `<benchmark>_<agent name>_<unix time>`, with the name cut to what fits."""
     from evalfleet.names import check_run_name
 
     if args.run_id:
@@ -463,7 +463,7 @@ def _settings(workspace: Workspace, request: RunRequest) -> HalSettings:
 
 
 def _chosen(args: argparse.Namespace, left: Sequence[str], settings: HalSettings) -> list[str]:
-    """Of the tasks that are left those that were asked for, as HAL takes them. Raises RequestError."""
+    """The tasks that are left and were asked for, as HAL takes them. Raises RequestError."""
     from evalfleet.benchmarks.hal.checkout import listing
     from evalfleet.names import hint
     from evalfleet.planning.values import parse_count

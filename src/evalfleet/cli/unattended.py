@@ -216,7 +216,7 @@ def reap_workflow() -> str:
 
 
 def _environment(names: Sequence[str]) -> str:
-    """Of one step: no action of somebody else's sees a secret."""
+    """The environment of one step, so that no action of somebody else's sees a secret."""
     lines = [f"          {name}: ${{{{ secrets.{name} }}}}\n" for name in names]
     return "".join(["        env:\n", *lines]) if lines else ""
 
@@ -227,7 +227,7 @@ def _package(kinds: Sequence[PlaceKind]) -> str:
 
 
 def _kinds() -> list[PlaceKind]:
-    """Those of the places of evalfleet.toml; where it has none, all that are installed."""
+    """The kinds of the places in evalfleet.toml; where it has none, all that are installed."""
     places = Workspace.here().config.places
     names = {str(table.get("kind", name)) for name, table in places.items()} or known("place")
     found: list[PlaceKind] = []

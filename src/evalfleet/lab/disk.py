@@ -107,13 +107,13 @@ class Base:
                 self._hide(path / name)
 
     def _hide(self, path: Path) -> None:
-        """As overlays mark what was deleted. Does nothing if it is not there, or hidden already."""
+        """Hide it as overlays mark what was deleted. Does nothing if it is not there, or hidden already."""
         if os.path.lexists(self.rootfs / path) and not self._is_hidden(path):
             self._directory(path.parent)
             os.mknod(self.path / path, stat.S_IFCHR | 0o600, os.makedev(0, 0))
 
     def _is_hidden(self, path: Path) -> bool:
-        """By a mark on itself or on a directory above it."""
+        """Is it hidden by a mark on itself or on a directory above it?"""
         ours = [self.path / part for part in (path, *path.parents[:-1])]
         there = [part for part in ours if os.path.lexists(part)]
         return any(not part.is_dir() or OPAQUE in os.listxattr(part) for part in there)

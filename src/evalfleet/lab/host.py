@@ -36,7 +36,7 @@ class Host(ABC):
     @property
     @abstractmethod
     def host_public_key(self) -> str:
-        """As in known_hosts: kind and key. A new one after `swap_host_key`."""
+        """The host's key as in known_hosts: kind and key. It is a new one after `swap_host_key`."""
 
     @property
     @abstractmethod
@@ -84,7 +84,7 @@ class Host(ABC):
         raise self._cannot("be partitioned")
 
     def slow_link(self, kbit: int | None) -> None:
-        """At most so many kilobits a second each way. None: no limit."""
+        """Let at most so many kilobits a second pass each way; None takes the limit away."""
         raise self._cannot("have a slow link")
 
     def lose_packets(self, percent: float) -> None:
@@ -100,7 +100,7 @@ class Host(ABC):
 
     @abstractmethod
     def swap_host_key(self) -> None:
-        """As if another host had taken the address: a new key, and sshd restarted with it."""
+        """Give it a new key and restart sshd with it, as if another host had taken the address."""
 
     @abstractmethod
     def restart_sshd(self, *, drop_sessions: bool = False) -> None:

@@ -35,7 +35,7 @@ class Lab:
     """
 
     def __init__(self, held: state.State, site: LabSite, limits: HostLimits) -> None:
-        """For `create`, which makes what this describes."""
+        """Is called by `create`, which makes what this describes."""
         self._state = held
         self._limits = limits
         self._site = site

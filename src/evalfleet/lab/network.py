@@ -89,7 +89,7 @@ class Network:
         self._ip(lines)
 
     def detach(self, wire: Cable) -> None:
-        """By name, and now: the kernel removes a dead host's cable some time later."""
+        """Remove the cable by its name, and now: the kernel does so some time after a host's death."""
         try:
             self._ip([f"link del {wire.name}"])
         except LabError:

@@ -189,7 +189,7 @@ class JournalSequence:
         return found
 
     async def newest(self) -> Header | None:
-        """Of the object that was written last, with the newest event that is known; None if there is none."""
+        """The header of the last object, with the newest event that is known; None if there is none."""
         numbers = await self.numbers()
         if not numbers:
             return None
@@ -199,7 +199,7 @@ class JournalSequence:
         return structs.replace(last.header, seq=found.header.seq, checksum=found.header.checksum)
 
     async def numbers(self) -> list[int]:
-        """Of all objects there are, in order. One may be missing for a moment while somebody takes over."""
+        """The numbers of all objects, in order. One may be missing for a moment while somebody takes over."""
         numbers, _ = await self._numbers_and_segments()
         return numbers
 

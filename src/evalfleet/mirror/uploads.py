@@ -173,7 +173,7 @@ def _plain_files(folder: Path) -> Iterator[Path]:
 
 
 def _digest_in(name: str) -> str:
-    """Of the files in an archive, by its name: RUN/files/DIGEST-CHECKSUM.tar."""
+    """The digest of the files in an archive, by its name: RUN/files/DIGEST-CHECKSUM.tar."""
     return PurePosixPath(name).stem.partition("-")[0]
 
 

@@ -52,7 +52,7 @@ def deleted(view: PoolView, now: Micros) -> Change:
 
 
 def resized(view: PoolView, now: Micros, workers: int) -> Change:
-    """Of too many, those that no run has go, the newest first."""
+    """If there are too many machines, those that no run has go, the newest first."""
     here = [machine for machine in in_use(view).machines if machine.phase != "condemned"]
     free = [machine.id for machine in reversed(here) if view.holder(machine.id, now) is None]
     surplus = max(0, len(here) - workers)

@@ -147,7 +147,7 @@ class LentPlace:
         return self._place.name
 
     async def offers(self, needs: Needs) -> Sequence[Offer]:
-        """At the price that the pool pays: a run's cost is that of the time it had the machines."""
+        """The pool's machines at the price that it pays: a run is charged for the time it had them."""
         pool = self._pool()
         offers = [machine.offer for machine in self._own(pool)] or await self._place.offers(needs)
         many = max(len(pool.machines), pool.state.limits.workers)

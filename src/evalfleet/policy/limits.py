@@ -52,7 +52,7 @@ def grant_s(state: RunState, now: Micros, offer: Offer, sharers: int) -> float:
 
 
 def _payable(state: RunState, offer: Offer, sharers: int, least_s: float) -> int:
-    """For how many such machines the free money lasts, if each has the shortest life that it can have."""
+    """How many such machines the free money pays for, if each has the shortest life that it can have."""
     least_usd = reserved_usd(offer, 0, after(0, least_s))
     many = sharers if least_usd <= 0 else min(sharers, int(_free_for_machines(state) / least_usd))
     return max(1, many)

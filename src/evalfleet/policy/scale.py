@@ -215,7 +215,7 @@ def task_without_offer(tasks: Iterable[Task], offers: Sequence[Offer]) -> str | 
 
 
 def useful_offers(state: RunState, offers: Sequence[Offer]) -> list[Offer]:
-    """Those whose machines do for a task that is left."""
+    """The offers whose machines suit a task that is left."""
     left = [kind for kind in state.kinds if state.unsettled[kind] > 0]
     return [offer for offer in offers if any(does(offer, kind) for kind in left)]
 

@@ -196,7 +196,7 @@ class MachineTimes:
 
     @classmethod
     def learned(cls, runs: Sequence[Sequence[float]]) -> MachineTimes:
-        """From the seconds of each run's machines."""
+        """What the seconds of each run's machines teach."""
         logs = [[math.log(each) for each in seconds] for seconds in runs]
         counts = [math.log(len(seconds)) for seconds in runs]
         means = [fmean(each) for each in logs]

@@ -15,7 +15,7 @@ from .world import Life, World
 
 
 class SimStore:
-    """What is on disk. Outlives controllers."""
+    """What is on disk, which outlives controllers."""
 
     def __init__(self, world: World) -> None:
         self.world = world

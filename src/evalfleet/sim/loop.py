@@ -99,7 +99,7 @@ class SimLoop(asyncio.BaseEventLoop):
         return task.result()
 
     def _go_on(self) -> None:
-        """To the next time for which something was asked."""
+        """Go on to the next time for which something was asked."""
         timers, due = self._timers, self._due
         if not timers:
             raise RuntimeError("simulation deadlock: nothing is left to happen")

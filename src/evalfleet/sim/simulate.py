@@ -197,7 +197,7 @@ class _Simulation:
         await self._let_late_things_happen()
 
     def _steer(self, steer: Steer) -> None:
-        """As somebody would who looks at the run at this time, and may come too late with it."""
+        """Steer the run as somebody would who looks at it at this time, and may come too late."""
         state = fold(self.store.read())
         if (event := steered(state, steer)) is not None:
             self.store.ask(event)
@@ -223,7 +223,7 @@ class _Simulation:
             self.loop.call_later(seconds, wake, life)
 
     def _resume(self, what: Resumption) -> bool:
-        """As the user would. False: there is nothing to do, and so it would be refused."""
+        """Resume the run as the user would. False: there is nothing to do, so it would be refused."""
         state = fold(self.store.read())
         broken = tuple(task for task, known in state.tasks.items() if known.status == "broken")
         if what == "broken" and broken:
@@ -238,7 +238,7 @@ class _Simulation:
         return True
 
     def _clock(self, state: RunState) -> Clock:
-        """Of the next controller. What it does not know to have passed is noted: nobody could tell it."""
+        """The next controller's clock. Time that it cannot know to have passed is noted."""
         clock = self.parts.clock(self.computer, state)
         ahead = clock.now() - self.loop.now()
         self.world.untold_s += max(0.0, seconds_between(ahead, self.ahead))

@@ -436,7 +436,7 @@ class World:
         self._schedule_reboot(machine)
 
     def life_left_s(self, machine: SimMachine) -> float:
-        """Of a lent host, as its own clocks tell."""
+        """The life left to a lent host, as its own clocks tell."""
         if machine.expiry is None:
             return HANGS
         return seconds_to(machine.expiry, machine.clock, machine.left_s)

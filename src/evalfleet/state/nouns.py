@@ -84,7 +84,7 @@ class TaskState(Struct, eq=False, gc=False):
 
     @property
     def entry(self) -> QueueEntry:
-        """By the schedule's rank, then file order."""
+        """Its place in the queue: the schedule's rank, then the order of the file."""
         return (self.rank, self.index, self.task.id)
 
 

@@ -239,7 +239,7 @@ async def _channel(h: Harness, epoch: int = 1) -> Channel:
 
 
 async def _another(h: Harness, epoch: int = 1) -> Channel:
-    """As another controller would have it: its own place object, the machine found by listing."""
+    """The channel of another controller: it has its own place object, and found the machine by listing."""
     place = h.place()
     return h.channel(place, await h.until_up(place, h.machine_id()), epoch)
 

@@ -164,7 +164,7 @@ def fit(text: str, width: int) -> str:
 
 
 def fit_id(text: str, width: int) -> str:
-    """As `fit`, but what is cut is in the middle: ids often begin alike, and differ at their end."""
+    """Fit as `fit` does, but cut in the middle: ids often begin alike, and differ at their end."""
     if cells(text) <= width or width < 8 or not text.isascii():
         return fit(text, width)
     end = (width - 2) // 2

@@ -337,7 +337,7 @@ def _why(machine: MachineState) -> str:
 
 
 def _since(state: RunState, machine: MachineState, now: Micros) -> str:
-    """For how long it has been doing what it does."""
+    """How long it has been doing what it does."""
     attempt = next(iter(machine.open), None)
     if machine.phase == "condemned":
         began = machine.condemned_at

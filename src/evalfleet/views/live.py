@@ -130,7 +130,7 @@ class Registrar:
 
 
 def _host(address: str) -> str | None:
-    """Of `[user@]host[:port]`; a folder is on this computer."""
+    """The host of `[user@]host[:port]`; a folder is on this computer."""
     if address.startswith("/"):
         return "127.0.0.1"
     host = address.rpartition("@")[2]
@@ -154,7 +154,7 @@ def lend(pool: Path, document: Document) -> None:
 
 
 def _show_lent(worker: dict[str, Any], lent: Document) -> None:
-    """As its run shows it. Once the run has given it back, what the run did stays until the next one."""
+    """Show a lent machine as its run does. What the run did stays there until the next run."""
     back = lent["status"] in ("completed", "deleted", "failed")
     if back and lent["updated_at"].rstrip("Z") < worker["updated_at"].rstrip("Z"):
         return  # another run has it by now, or the pool itself

@@ -156,7 +156,7 @@ def told(notify: Notify, document: AlertNotice) -> list[str]:
 
 
 def _told(notify: Notify, document: RunNotice | ReapNotice) -> bool:
-    """By all ways at once, in bounded time. What goes wrong is a note, and shows no secret."""
+    """Tell by all ways at once, in bounded time. What goes wrong becomes a note, which shows no secret."""
     problems = _problems(notify, document)
     for problem in problems:
         log.warning("the notification did not get through: %s", problem)

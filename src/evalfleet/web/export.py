@@ -220,7 +220,7 @@ def _address(*parts: str) -> str:
 
 
 def _part(text: str) -> str:
-    """As `encodeURIComponent` does it."""
+    """The text as a part of a URL, quoted as `encodeURIComponent` does it."""
     return quote(text, safe="!~*'()")
 
 

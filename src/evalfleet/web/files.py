@@ -155,7 +155,7 @@ class Logs:
         self._lock = threading.Lock()
 
     def piece(self, run: Run, attempt: AttemptState, start: int, most: int) -> dict[str, Any]:
-        """From byte `start` on; a negative one counts from the end. For a thread: a machine may be asked."""
+        """The log from byte `start` on, from its end if negative. It may ask a machine: use a thread."""
         most = max(1, min(most, MOST_LOG))
         root = run.folder / artefacts_folder(attempt.task, attempt.id)
         try:

@@ -76,7 +76,7 @@ class Hub:
             return watched
 
     def check(self, run: str) -> StreamInfo:
-        """For a thread. Raises RequestError if there is no such run."""
+        """Raises RequestError if there is no such run. Call it in a thread."""
         info = self.workspace.records().stream(run)
         if info.kind == "pool":
             raise RequestError(f"{run!r} is a pool, not a run: `evalfleet pool status {run}` shows it")
@@ -119,7 +119,7 @@ class Hub:
         return kept[1]
 
     def runs(self) -> dict[str, Any]:
-        """For a thread: the table of runs."""
+        """The table of runs. Call it in a thread."""
         summaries = list_runs(self.workspace, self._summary)
         return {"runs": {"columns": RUN_COLUMNS, "rows": [self._run_row(each) for each in summaries]}}
 
@@ -136,7 +136,7 @@ class Hub:
         return run_row(summary, left_s)
 
     def money(self) -> dict[str, Any]:
-        """For a thread: what each run has cost, and what owners may spend in a month."""
+        """What each run has cost, and what owners may spend in a month. Call it in a thread."""
         summaries = list_runs(self.workspace, self._summary)
         columns = ("name", "owner", "place", "model", "started", "status")
         rows = [

@@ -52,7 +52,7 @@ class Screens:
         self._at_once = threading.Semaphore(AT_ONCE)
 
     def newest(self, run: Run, machine: MachineState, board: Board, now: Micros) -> tuple[bytes, str]:
-        """Of what runs on the machine, else of what ran there last. Raises RequestError: there is none."""
+        """The newest screenshot of what runs on the machine, or ran there last. Raises RequestError."""
         running = next(iter(machine.open), None)
         if running is not None:
             return self._of(run, running, board.newest_shot(running, now))

@@ -397,7 +397,7 @@ class ClientFile:
 
 @lru_cache(1)
 def client_files() -> dict[str, ClientFile]:
-    """By their paths. Read once: pages of one server are of one version, and the first need not wait."""
+    """The client's files by path. They are read once, so that all pages of a server are of one version."""
     paths = (path for path in CLIENT.rglob("*") if path.suffix in TYPES)
     contents = {path.relative_to(CLIENT).as_posix(): path.read_bytes() for path in paths}
     contents[SCRIPT] = linked(SCRIPT, base="/client").encode()

@@ -61,7 +61,7 @@ class Triage:
         self._prints: dict[AttemptId, tuple[str, str, str]] = {}
 
     def groups(self, state: RunState) -> dict[str, Any]:
-        """For a thread: files of many attempts are read. The largest group comes first."""
+        """The groups of errors, the largest first. It reads many files: call it in a thread."""
         bad = [each for each in list(state.attempts.values()) if _is_bad(each)]
         groups: dict[str, dict[str, Any]] = {}
         for attempt in bad[-MOST:]:

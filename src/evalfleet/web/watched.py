@@ -169,12 +169,12 @@ class WatchedRun:
                 self._keep()
 
     def _keep(self) -> None:
-        """For the next time: what is kept is not compared with the journal again."""
+        """Keep it for the next time: what is kept is not compared with the journal again."""
         if self._snapshot is not None:
             keep_snapshot(self.board.folder, self.board.run, *self._snapshot)
 
     def summary(self) -> RunSummary:
-        """As `ls` has it."""
+        """The run's row as `ls` has it."""
         known = self._summary
         if known is None or (
             (known.events != self.board.seq or known.machines_up) and self._summary_pace.due

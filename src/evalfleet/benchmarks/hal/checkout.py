@@ -85,7 +85,7 @@ def read_answer(folder: Path, log: str) -> HalAnswer:
 
 
 def _ask(settings: HalSettings, verb: str, order: Mapping[str, Any]) -> HalAnswer:
-    """At once, while nothing else is under way. Raises RequestError."""
+    """Ask HAL and wait for the answer, while nothing else is under way. Raises RequestError."""
     with tempfile.TemporaryDirectory(prefix="evalfleet-hal-") as scratch:
         folder = Path(scratch)
         (folder / "order.json").write_bytes(msgspec.json.encode(order))
@@ -121,7 +121,7 @@ def _ask(settings: HalSettings, verb: str, order: Mapping[str, Any]) -> HalAnswe
 async def ask_in_background(
     settings: HalSettings, verb: str, order: Mapping[str, Any], folder: Path, secrets: Mapping[str, str]
 ) -> HalAnswer:
-    """For what takes long. The child ends with whoever asked, also if that is killed."""
+    """Ask HAL for what takes long. The child ends with whoever asked, also if that is killed."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "answer.json").unlink(missing_ok=True)
     (folder / "order.json").write_bytes(msgspec.json.encode(order))
@@ -174,7 +174,7 @@ def parsed_args(settings: HalSettings, args: Mapping[str, str]) -> dict[str, Any
 
 
 def _as_json_or_word(text: str) -> Any:
-    """As HAL reads it where that needs no YAML."""
+    """The value as HAL reads it, where that needs no YAML."""
     try:
         return msgspec.json.decode(text)
     except msgspec.MsgspecError:

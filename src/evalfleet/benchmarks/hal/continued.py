@@ -20,7 +20,7 @@ def tree_in(folder: Path) -> Tree | None:
 
 
 def tasks_left(settings: HalSettings, earlier: Tree | None) -> list[str]:
-    """As HAL does it: the tasks without an answer, in HAL's order. Raises RequestError."""
+    """The tasks without an answer, in HAL's order, as HAL finds them. Raises RequestError."""
     lines = {} if earlier is None else earlier.lines
     return [task for task in listing(settings).tasks if task not in lines or not is_answer(lines[task][task])]
 

@@ -123,7 +123,7 @@ def _rows(value: object) -> dict[str, dict[str, Any]]:
 
 
 def _tokens(usage: object) -> tuple[int, int, int]:
-    """Those that went in and out, and of the former those that the API had seen before."""
+    """The tokens that went in and out, and of the former those that the API had seen before."""
     told = cast("dict[str, Any]", usage) if isinstance(usage, dict) else {}
     details = told.get("prompt_tokens_details")
     cached = cast("dict[str, Any]", details).get("cached_tokens") if isinstance(details, dict) else 0

@@ -54,7 +54,7 @@ def check_place(settings: HalSettings, base: Path) -> None:
 async def grade_elsewhere(
     settings: HalSettings, base: Path, order: Mapping[str, Any], folder: Path, secrets: Mapping[str, str]
 ) -> HalAnswer:
-    """As `ask_in_background` does it here. `folder` is below the run's own, in its home."""
+    """Grade on machines, as `ask_in_background` does here. `folder` is below the run's own, in its home."""
     run_folder = next(above for above in folder.parents if above.name == GRADING).parent
     folder.mkdir(parents=True, exist_ok=True)
     await asyncio.to_thread(_write_benchmark, settings, order, folder)

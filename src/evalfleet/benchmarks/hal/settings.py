@@ -104,7 +104,7 @@ WANDB_LIBRARY = "weave<0.54"
 
 
 def python_version(settings: HalSettings) -> str:
-    """Of the Python that the agent's environment is made of; empty for the machine's own."""
+    """The version of the Python that the agent's environment is made of; empty for the machine's own."""
     return settings.agent_python if re.fullmatch(r"3\.\d+", settings.agent_python) else ""
 
 

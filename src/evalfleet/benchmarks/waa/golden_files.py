@@ -62,7 +62,7 @@ def golden_files(settings: WaaSettings, base: Path, home: Path, where: str) -> K
 
 
 def _sums(home: Path, paths: Mapping[str, Path]) -> dict[str, _Sum]:
-    """By name. What is known of files that have not changed since is not computed again."""
+    """The checksums by name. They are not computed again for files that have not changed since."""
     kept = home / SUMS
     try:
         known = msgspec.json.decode(kept.read_bytes(), type=decodable(dict[str, _Sum]))

@@ -118,7 +118,7 @@ def _described(path: Path, top: Path, several: bool) -> ResultFolder:
 
 
 def _written(name: str) -> str:
-    """As it can be written down: a file system takes names that are no text."""
+    """The name as it can be written down: a file system takes names that are no text."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 

@@ -105,7 +105,7 @@ class _Steps:
 
 
 def read_log(directory: str) -> TaskLog:
-    """Of the newest log in a task's directory; of one that is not there, nothing. Raises nothing."""
+    """What the newest log in a task's directory tells; nothing if there is none. Raises nothing."""
     log = TaskLog()
     part = "set-up"
     steps = _Steps()

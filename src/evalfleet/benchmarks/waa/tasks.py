@@ -362,7 +362,7 @@ def ask_for_all_programs(chosen: tuple[Task, ...]) -> tuple[Task, ...]:
 
 
 def _programs(task: Task, files: TaskFiles, examples: str) -> list[str]:
-    """By its definition; by its domain where there is none to read."""
+    """The programs that a task needs by its definition, or by its domain where there is none to read."""
     try:
         raw = files.read(f"{examples}/{task.domain}/{task.id}.json")
         applications = msgspec.json.decode(raw, type=decodable(Definition)).related_apps

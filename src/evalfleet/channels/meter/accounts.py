@@ -223,7 +223,7 @@ class Call:
         self._account.end(self)
 
     def line(self, usd: float | None) -> dict[str, Any]:
-        """As it stands in calls.jsonl. What is not known is left out."""
+        """The call as a line of calls.jsonl. What is not known is left out."""
         line: dict[str, Any] = {
             "n": self.n,
             "at": self.at,
@@ -278,7 +278,7 @@ class Accounts:
         return account.state()
 
     def waiting(self) -> list[Account]:
-        """Those that have asked for something that nobody has answered yet."""
+        """The jobs that have asked for something that nobody has answered yet."""
         every = {account.attempt: account for account in self._by_key.values()}
         return [each for each in every.values() if each.wanting or each.refused or each.wedged]
 

@@ -176,7 +176,7 @@ class Caller(asyncio.StreamReaderProtocol):
 
 
 def bridge_addresses() -> set[str]:
-    """Of this machine's bridges, to which container engines connect their networks. Linux."""
+    """The addresses of this machine's bridges, to which container engines connect networks. Linux only."""
     found: set[str] = set()
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         for name in os.listdir("/sys/class/net"):

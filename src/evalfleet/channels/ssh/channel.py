@@ -261,7 +261,7 @@ async def _begin(host_home: HostHome, machine: str, fence: Fence) -> tuple[Poole
 
 
 async def _connect(wire: PooledConnection, bridge: Bridge, protocol: asyncio.Protocol) -> Direct | Bridge:
-    """By the server's own connection to the supervisor; by the bridge where it may make none, or cannot."""
+    """Connect by the server's own connection to the supervisor, or by the bridge where it makes none."""
     direct: Direct | None = None
     untyped: Any = wire.connection.ssh
     try:
@@ -326,7 +326,7 @@ class SshChannel(ParcelChannel):
         await self._host_home.host.turn()
 
     async def _elevate(self, wanted: Isolation) -> str:
-        """By sudo, where the machine is ours or whoever set the place up has asked for it."""
+        """Become root by sudo, where the machine is ours or whoever set the place up has asked for it."""
         if wanted != "user" and not self._made:
             return 'the login is not root; with isolation = "user", sudo is tried'
         run, epoch = self._fence.run, self._fence.epoch

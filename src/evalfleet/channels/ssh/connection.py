@@ -220,7 +220,7 @@ def _way(where: Target, access: Access, client: _Client) -> _Way:
 
 
 def _files(known_hosts: Any) -> list[str]:
-    """Those that exist. If none does, the user's own; if there is none either, nobody is trusted."""
+    """The files that exist. If none does, it is the user's own; if that is missing too, nobody is trusted."""
     files = [str(Path(file).expanduser()) for file in known_hosts or ()]
     return [file for file in files if os.path.isfile(file)] or list(filter(os.path.isfile, [_own_file()]))
 

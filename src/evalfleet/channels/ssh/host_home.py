@@ -193,7 +193,7 @@ class HostHome(Struct, frozen=True):
         return self.machines_in(said)
 
     def machines_in(self, said: bytes) -> list[SeenMachine]:
-        """Those that a listing shows; a login shell may have said something, too."""
+        """The machines that a listing shows; a login shell may have said something, too."""
         lines = [line.split(b" ", 2) for line in said.splitlines()]
         return [_sight(*line) for line in lines if len(line) == 3 and line[0] in (b"up", b"pending", b"left")]
 
@@ -325,5 +325,5 @@ def _sight(state: bytes, folder: bytes, expiry: bytes) -> SeenMachine:
 
 
 def _sh(script: str) -> str:
-    """For any login shell: POSIX's is started for the script."""
+    """The command for any login shell: it starts POSIX's for the script."""
     return f"exec sh -c {shlex.quote(script)}"

@@ -32,7 +32,7 @@ def read(path: str, most: int = 1 << 16) -> str:
 
 
 def cpus() -> float:
-    """As many as a process may use: a container may be given less than the host has."""
+    """How many CPUs a process may use: a container may be given less than the host has."""
     count = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     quota = read("/sys/fs/cgroup/cpu.max").split()
     if len(quota) == 2 and quota[0].isdigit() and int(quota[1]) > 0:
@@ -70,7 +70,7 @@ def gpus() -> list[str]:
 
 
 def seconds_to(expiry: dict[str, Any]) -> float:
-    """By the clock that nobody sets, if the host has not booted since."""
+    """The seconds until then by the clock that nobody sets, if the host has not booted since."""
     boot = read("/proc/sys/kernel/random/boot_id")
     if boot and expiry.get("boot") == boot and hasattr(time, "CLOCK_BOOTTIME"):
         return float(expiry.get("steady", "inf")) - time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -522,7 +522,7 @@ class Jobs:
         return self._over(job, None)
 
     def _wrapper_killed(self, job: HostJob, signum: int) -> None:
-        """By us, or after its last word; if not, by a stranger: then the job is lost."""
+        """Its wrapper was killed by us, or after its last word; if by a stranger, the job is lost."""
         code = job.exit_code()
         self._over(job, 128 + signum if code is None and job.why is not None else code)
 

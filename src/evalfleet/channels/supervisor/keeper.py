@@ -92,7 +92,7 @@ class Keeper:
         code = FAILED
         try:
             code = _keep(kept[0], *started, ended[1], bounds)
-        except BaseException as err:
+        except BaseException as err:  # in a fork: what the supervisor does next must not run here, too
             with contextlib.suppress(OSError):
                 os.write(2, f"{type(err).__name__}: {err}\n".encode())
         finally:
@@ -189,7 +189,7 @@ def _become(ordered: int, tell: int, bounds: Bounds | None) -> None:
         if bounds is not None:
             confine(bounds.box, bounds.view, order.folder, order.shown or [], order.processes)
         os.chdir(order.cwd)
-    except BaseException as err:
+    except BaseException as err:  # in a fork that becomes the command, or nothing: its parent is told
         os.write(tell, f"{type(err).__name__}: {err}".encode())
         os._exit(FAILED)
     _execute(order.argv, order.environ)

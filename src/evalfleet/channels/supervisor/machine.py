@@ -130,7 +130,7 @@ def _take_lock(directory: Path) -> int:
 
 
 def _kill_recorded(file: Path, *marks: bytes, group: bool = False) -> None:
-    """By the pid in a file, if that still is the process it was."""
+    """Kill the process whose pid is in a file, if it still is the one it was."""
     with contextlib.suppress(OSError):
         pid, born = parse_stat(file.read_bytes())
         if pid is not None and born is not None and is_still(pid, born, *marks):

@@ -444,7 +444,7 @@ class Relay:
         self.stopped.set()
 
     def stop(self, patience_s: float = LATE_S) -> None:
-        """By whoever runs it in a thread: what was said before is written, if the store takes it."""
+        """End it, from the thread that runs it: what was said before is written, if the store takes it."""
         self.stop_by = time.monotonic() + patience_s
         self.waker.send(b"!")
         self.stopped.wait(patience_s)

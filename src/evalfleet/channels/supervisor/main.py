@@ -82,7 +82,7 @@ def start(directory: str) -> str:
         detach()
         serve(home, ready, Server)
         code = 0
-    except BaseException as err:
+    except BaseException as err:  # in a fork: whoever waits for us to be ready is told why we are not
         with contextlib.suppress(OSError):
             os.write(ready, f"{type(err).__name__}: {err}".encode())
         traceback.print_exc()

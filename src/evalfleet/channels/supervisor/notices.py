@@ -49,7 +49,7 @@ class Notices:
         self._said = b""
 
     def tick(self, now: float) -> None:
-        """To be called when it is `due`."""
+        """Looks for a notice. Call it when it is `due`."""
         self.close()
         sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         sock.setblocking(False)

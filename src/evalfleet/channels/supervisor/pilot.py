@@ -139,7 +139,7 @@ def main(box: dict[str, Any], folder: Path) -> int:
 
 
 def start_name() -> str:
-    """As Slurm would call this start of its job; elsewhere a name that nothing else has."""
+    """The name of this start of the job as Slurm calls it; elsewhere one that nothing else has."""
     job = os.environ.get("SLURM_JOB_ID")
     return f"{job}.{os.environ.get('SLURM_RESTART_COUNT', '0')}" if job else os.urandom(8).hex()
 

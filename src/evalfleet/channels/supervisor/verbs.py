@@ -334,7 +334,7 @@ def supervise(directory: str, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def elevate(request: dict[str, Any]) -> dict[str, Any]:
-    """As root: be the machine's supervisor from now on, if attempts can be isolated then. May be repeated."""
+    """Be the machine's supervisor as root from now on, if attempts can be isolated then. May be repeated."""
     from .isolation import HostIsolation
     from .processes import environment_of, host_environment
 

@@ -152,7 +152,7 @@ async def screenshot(args: argparse.Namespace) -> int:
 async def _save_all(
     pool: Pool, owner: BenchmarkAppliance, answers: list[ActionResult], folder: Path
 ) -> list[ActionResult]:
-    """Of those that answer; the others said why they do not."""
+    """Save the pictures of those that answer; the others said why they do not."""
     import asyncio
 
     saving = [

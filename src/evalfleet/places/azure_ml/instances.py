@@ -261,7 +261,7 @@ class ComputeInstanceControl:
 
 
 async def _address(blobs: BlobClient, box: str, blob: str, rights: str, until: float) -> str:
-    """Of one blob, with a token for it alone."""
+    """The address of one blob, with a token for it alone."""
     return f"{blobs.account.url}/{box}/{blob}?{await blobs.token(rights, until, box, blob)}"
 
 

@@ -185,7 +185,7 @@ class MlClient:
         return str(table(store.get("properties")).get("containerName") or "")
 
     async def jobs(self) -> list[MlJob]:
-        """Those that evalfleet has made, of whatever home."""
+        """The jobs that evalfleet has made, whichever home did."""
         query = {"tag": MACHINE, "listViewType": "All"}
         return [job_of(shown) for shown in await self.arm.all(f"{self.root}/jobs", VERSION, **query)]
 
@@ -401,7 +401,7 @@ class WorkspaceInventory:
 
 
 class StagePatience(Struct, frozen=True):
-    """For how long a job may be in a stage before its machine is given up."""
+    """The times for which a job may be in each stage before its machine is given up."""
 
     prepare_s: float
     start_s: float

@@ -54,7 +54,7 @@ class Records:
         return self._clock() > held.expires_at + MARGIN_S
 
     def expired(self, held: HostLease) -> bool:
-        """By our clock; its host's may be late."""
+        """Has it expired by our clock? Its host's may be late."""
         return self._clock() > held.expires_at
 
     def on(self, host: str) -> Iterator[HostLease]:

@@ -199,7 +199,7 @@ class Board:
             self._progress_at = now
 
     def newest_shot(self, attempt: AttemptId, now: Micros) -> ShotStep | None:
-        """Of an attempt that runs: at least as new as any row has told. None: nothing tells."""
+        """The newest screenshot of an attempt that runs, as new as any row tells; None if nothing does."""
         with self.lock:
             if now >= self._progress_at + PROGRESS_EVERY:
                 self.look_at_progress(now)
@@ -393,7 +393,7 @@ def attempt_row(state: RunState, attempt: AttemptState, now: Micros) -> Row:
 
 
 def _tokens(attempt: AttemptState) -> int | None:
-    """As the meter counted them, else as the attempt told."""
+    """The tokens that the meter counted, or else those that the attempt told."""
     if attempt.metered is not None:
         tokens: Mapping[str, int] = attempt.metered.tokens
         return tokens.get("in", 0) + tokens.get("out", 0)

@@ -38,7 +38,7 @@ def steps(config: HostConfig, engine: Docker) -> dict[str, Callable[[], None]]:
 
 
 def screenshot(engine: Docker) -> int:
-    """To standard output."""
+    """Write a picture of the screen to standard output."""
     from . import guest
 
     shot = guest.picture(engine)
@@ -59,7 +59,7 @@ def probe(config: HostConfig, engine: Docker) -> int:
 
 
 def answers(config: HostConfig, engine: Docker) -> int:
-    """As `probe`, for those who only look: nothing is started."""
+    """Does what `probe` does, for those who only look: nothing is started."""
     from . import guest
 
     return 0 if guest.answers() else fail("Windows does not answer /probe")

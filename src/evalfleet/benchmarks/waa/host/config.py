@@ -104,7 +104,7 @@ class HostConfig:
         return self._words(CONTAINER, self.storage, prepare=False, more=more)
 
     def install_words(self, storage: str, iso: str) -> list[str]:
-        """For a container that installs Windows into `storage`, shuts it down and ends."""
+        """The words for a container that installs Windows into `storage`, shuts it down and ends."""
         more = ["-v", f"{iso}:/custom.iso:ro"] if iso else []
         return self._words(INSTALLER, storage, prepare=True, more=more)
 

@@ -68,7 +68,7 @@ class Download:
         os.unlink(self._note)
 
     def _done_before(self, size: int, tag: str) -> set[int]:
-        """Of the same file only: one that was replaced meanwhile is brought anew."""
+        """The pieces that came before, of the same file: one that was replaced meanwhile is brought anew."""
         try:
             with open(self._note) as file:
                 note = json.load(file)

@@ -111,7 +111,7 @@ def _disk_of(folder: str) -> str:
 
 
 def _do(argv: list[str]) -> None:
-    """As root: what the container wrote is root's."""
+    """Run it as root: what the container wrote is root's."""
     done = run(as_root(argv), COPY_S)
     if not done.ok:
         raise Failed(f"{' '.join(argv)}: {done.words()}")

@@ -79,7 +79,7 @@ def _get(port: int, path: str, timeout_s: float, most: int) -> bytes:
 
 
 def _exchange(port: int, request: str, timeout_s: float, most: int) -> bytes:
-    """By hand: Python's own client takes longer to load than all the rest of an attempt. Raises OSError."""
+    """Speak HTTP by hand: Python's client takes longer to load than all the rest. Raises OSError."""
     deadline = time.monotonic() + timeout_s
     answer = b""
     with socket.create_connection(("127.0.0.1", port), timeout_s) as line:

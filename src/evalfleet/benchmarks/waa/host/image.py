@@ -173,7 +173,7 @@ def _digest(image: str, engine: Docker) -> str:
 
 
 def _tasks_folder(image: str, engine: Docker) -> bytes:
-    """As a tar archive. Not from the container with Windows, in which agents have worked."""
+    """The folder of tasks as a tar archive, not of the container in which agents have worked."""
     made = engine.do("create", "--pull", "never", "--network", "none", image).out.strip()
     try:
         return engine.do("cp", f"{made}:{TASKS_FOLDER}", "-", timeout_s=COPY_S).raw

@@ -160,7 +160,7 @@ def files_of(
 
 
 def write(out: str, name: str, data: Iterator[bytes]) -> str:
-    """Whole at once: who reads the file while it is written anew sees the old one or the new one."""
+    """Write the file whole: who reads it meanwhile sees the old one or the new one."""
     path = os.path.join(out, name)
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(f"{path}.part", "wb") as file:
