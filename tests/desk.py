@@ -63,6 +63,12 @@ class Process:
         self.popen = popen
         self.pid = popen.pid
         self._out, self._err = out, err
+        self._starter = os.getpid()
+
+    def __del__(self) -> None:
+        """What a test that failed has left running would be told as the fault of another one."""
+        if isinstance(self.popen, subprocess.Popen) and os.getpid() == self._starter:
+            self.kill()  # nothing, if it has ended
 
     @property
     def out(self) -> str:
@@ -178,7 +184,11 @@ class Desk:
 
     def __call__(self, *words: str, timeout_s: float = PATIENCE_S, **options: Any) -> Done:
         """Run to the end, whatever its exit code."""
-        return self.start(*words, **options).wait(timeout_s)
+        process = self.start(*words, **options)
+        try:
+            return process.wait(timeout_s)
+        finally:
+            process.kill()  # nothing, if it has ended
 
     def done(self, *words: str, code: int = 0, **options: Any) -> Done:
         done = self(*words, **options)

@@ -202,21 +202,28 @@ def test_a_terminated_keeper_takes_its_hosts_along(home: Path) -> None:
 
 @needs_lab
 def test_twenty_hosts_are_made_together(home: Path) -> None:
-    async def main() -> float:
+    async def main() -> None:
         place = make_place(home)
         offer = (await place.offers(Needs()))[0]
-        start = time.monotonic()
-        await asyncio.gather(*(place.create(MachineId(f"pool-abc123-{n}"), offer, 600.0) for n in range(20)))
-        took = time.monotonic() - start
+
+        async def make(*numbers: int) -> float:
+            begun = time.monotonic()
+            machines = [MachineId(f"pool-abc123-{n}") for n in numbers]
+            await asyncio.gather(*(place.create(machine, offer, 600.0) for machine in machines))
+            return time.monotonic() - begun
+
+        await make(0)  # the keeper is there now
+        before_s = await make(1)
+        took = await make(*range(2, 19))
+        one_s = max(before_s, await make(19))  # others may keep this computer busy meanwhile
         seen = await place.list("pool")
         assert {machine.phase for machine in seen} == {"up"}
         assert len({machine.address for machine in seen}) == 20
         await asyncio.gather(*(place.delete(machine.id) for machine in seen))
         await place.close()
-        return took
+        assert took < 17 * one_s, "they are made one after the other"
 
-    took = asyncio.run(main())
-    assert took < 120, "they are made one after the other"
+    asyncio.run(main())
 
 
 @needs_lab

@@ -33,7 +33,9 @@ NODE_S, READY_S = 300.0, 1200.0
 """So long a node may take to boot, and a machine to be ready after its pilot has answered."""
 SWEEP_S = 300.0
 """For so long after a machine's end its node may be billed: Batch deletes it by itself, in its own time."""
-REGION_S = 15.0
+REGION_S = 60.0
+"""So long the Resource Manager is waited for before a run: without its answer a wrong region is only told as
+a host that does not exist, again and again."""
 QUOTAS = "the account's page Quotas in the portal"
 
 
