@@ -89,6 +89,7 @@ class PricePages:
     def _page(self, link: str) -> Json:
         if urllib.parse.urlsplit(link).hostname != self._host:
             raise _bad(f"{self._source} sends us to another computer for the next page")
+        problem = ""
         for tries in range(1, TRIES + 1):
             timeout_s, retry_after = self._left_s(ONE_S), ""
             try:
