@@ -83,6 +83,26 @@ def test_a_run_over_three_hosts(hosts: Fleet, tmp_path: Path) -> None:
     check(folder, hosts, 9)
 
 
+def test_the_log_of_a_running_task_is_followed_by_other_commands(hosts: Fleet, tmp_path: Path) -> None:
+    folder, go = tmp_path / "f", tmp_path / "go"
+    write(folder, hosts, 1)
+    script = f"echo before $TOKEN; until [ -e {go} ]; do sleep 0.05; done; echo after\n"
+    (folder / "run.sh").write_text(f"""{script}echo '{{"score": 1}}' >"$EVALFLEET_OUT/result.json"\n""")
+    run = start(folder, "run", "b.toml", "--on", "lab3", "--name", "r")
+    began = folder / "results/fleet.db"
+    until(lambda: began.exists() and "AttemptStarted" in start(folder, "logs", "r").wait().out, "it runs")
+    followers = [start(folder, "logs", "r", "t_1", "-f"), start(folder, "watch", "r", "t_1")]
+    for follower in followers:
+        until(lambda follower=follower: "before" in follower.out, "its output is seen while it runs")  # type: ignore[misc]
+        assert "after" not in follower.out
+    go.touch()
+    run.finish()
+    for follower in followers:
+        said = follower.wait().out
+        assert "after" in said
+        assert PLANTED not in said
+
+
 def test_a_killed_controller_is_taken_up_again(hosts: Fleet, tmp_path: Path) -> None:
     folder = tmp_path / "f"
     write(folder, hosts, 9)
