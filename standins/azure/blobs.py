@@ -77,8 +77,12 @@ class BlobStorage:
         self.calls: list[tuple[str, str, int]] = []
         self.is_away = False
         """Does it answer 503 to everything?"""
+        self.is_deleted = False
+        """Is there no such account any more? Then nothing answers at its address."""
+        self.is_closed = False
+        """Was its key made anew, and are the login's roles taken away? Then nobody is let in."""
         self.refused = 0
-        """How often it has done so."""
+        """How often it has refused for one of these."""
         self.script: Callable[[Call], object] | None = None
         """Asked about each call: what it says happens to it, as to calls of the Resource Manager."""
 
@@ -97,6 +101,14 @@ class BlobStorage:
             if self.is_away:
                 self.refused += 1
                 raise BlobError(503, "ServerBusy", "The server is busy.")
+            if self.is_deleted:
+                self.refused += 1
+                return _broken(request)
+            if self.is_closed:
+                self.refused += 1
+                by_login = "Authorization" in request.headers
+                code = "AuthorizationPermissionMismatch" if by_login else "AuthenticationFailed"
+                raise BlobError(403, code, "Server failed to authenticate the request.")
             if "Authorization" in request.headers:
                 self._check_login(request.headers["Authorization"], dict(request.query))
             else:

@@ -183,7 +183,7 @@ def test_mailboxes_are_containers_of_an_account(
         async def opened() -> BlobClient:
             return blobs
 
-        boxes = BlobMailboxes("test", PlaceContext(tmp_path, "0a1b2c"), "Zoë@host", opened, time.time)
+        boxes = BlobMailboxes("test", PlaceContext(tmp_path, "0a1b2c"), "Zoë@host", opened, time.time, 60.0)
         try:
             await life(boxes, tmp_path)
             other = await boxes.make(MachineId("run-abc123-2"), 60.0, 60.0)

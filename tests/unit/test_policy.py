@@ -188,8 +188,10 @@ def test_an_offer_that_only_ever_refuses_for_now_is_given_up_after_three_times()
     assert [refusal.tries for refusal in run.state.refusals.values()] == [3]
 
 
-def test_an_outage_of_a_whole_place_at_the_start_is_waited_for() -> None:
-    run = Run(9, workers=1)
+@pytest.mark.parametrize("capacity", [None, 50])
+def test_an_outage_of_a_whole_place_at_the_start_is_waited_for(capacity: int | None) -> None:
+    """But not for ever, however many machines it has in better times."""
+    run = Run(9, (Offer("a", "x", capacity=capacity),), workers=1)
     run.turn()
     begun, n = run.now, 0
     while run.state.stop is None:

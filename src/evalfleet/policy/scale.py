@@ -236,8 +236,9 @@ def is_final(state: RunState, offer: Offer) -> bool:
         block = state.blocks.get(key)
         if block is None:
             continue
-        most = state.limits.outage_tries if scope == "place" else state.limits.offer_tries
-        if block.permanent or (offer.capacity is None and block.failures >= most):
+        outage = scope == "place"
+        most = state.limits.outage_tries if outage else state.limits.offer_tries
+        if block.permanent or ((outage or offer.capacity is None) and block.failures >= most):
             return True
     return False
 

@@ -4,7 +4,7 @@ What a job is told is read by all who may look at jobs. So it is the address of 
 blob alone: the first start takes it away, with the key and the token of the mailbox in it, and from then on
 the address leads nowhere. A place of Azure's has its mailboxes by
 
-    boxes = BlobMailboxes("batch", context, owner, opened, now)
+    boxes = BlobMailboxes("batch", context, owner, opened, now, lost_s)
 
 where `opened` tells the client of the storage account, which may have to be asked for first. The name of the
 service keeps apart what several have in one account.
@@ -15,7 +15,9 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import logging
 import re
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
@@ -27,9 +29,14 @@ from evalfleet.places.vm.answers import as_refusal
 from evalfleet.places.vm.settings import MachineUse
 from evalfleet.ports import PlaceContext
 
+from .answers import ArmFault
 from .blobs import CREATE, EARLY_S, PUT, VERSION, BlobClient, BlobContainer, BlobMail
 from .names import EXPIRES, HOME, MACHINE, OWNER, moment, tags_of
 
+log = logging.getLogger(__name__)
+GONE = 1.4
+"""A storage account counts as gone after so many times the seconds that a machine may be silent: before those
+that are all silent at once are given up, so that it is told why."""
 NODE_MAY, TAKER_MAY = "rc", "rcd"
 """Read and create; and delete."""
 PREFIX = "evalfleet-"
@@ -43,7 +50,11 @@ def container_of(service: str, home: str, machine: MachineId) -> str:
 
 
 class BlobMailboxes(Mailboxes):
-    """The mailboxes of a home in a storage account. `now`: by Azure's clock."""
+    """The mailboxes of a home in a storage account. `now`: by Azure's clock.
+
+    `lost_s`: how long a machine may be silent. An account that tells nothing for longer, as it was deleted or
+    lets us in no more, counts as `gone`, and what is in it, too: else nobody could see a machine's end.
+    """
 
     def __init__(
         self,
@@ -52,8 +63,14 @@ class BlobMailboxes(Mailboxes):
         owner: str,
         opened: Callable[[], Awaitable[BlobClient]],
         now: Callable[[], float],
+        lost_s: float,
     ) -> None:
         super().__init__(context.home)
+        self.gone = ""
+        """Why nothing is expected of the storage account any more, until it answers again."""
+        self._gone_s, self._told_at = GONE * lost_s, time.monotonic()
+        self._unremoved: set[str] = set()
+        """Containers that could not be removed, as the account was gone."""
         self._service = service
         self._home, self._owner, self._opened, self._now = context.home_id, owner, opened, now
         self._use: MachineUse = "pool" if context.for_pool else "run"
@@ -102,12 +119,47 @@ class BlobMailboxes(Mailboxes):
         return BlobMail(self._opened, self._container(machine))
 
     async def remove(self, machine: MachineId) -> None:
-        await self._delete(self._container(machine))
+        container = self._container(machine)
+        try:
+            await self._delete(container)
+        except PlaceError:
+            if not self.gone:
+                raise
+            self._unremoved.add(container)
+
+    async def seen(self) -> Sequence[BlobContainer]:
+        """The same as `containers`, and none where the storage account is gone. Raises ArmFault."""
+        try:
+            found = await self.containers()
+        except ArmFault as fault:
+            silent_s = time.monotonic() - self._told_at
+            if silent_s < self._gone_s:
+                raise
+            if not self.gone:
+                log.warning("the storage of mailboxes is gone: %s", fault)
+            why = fault.refusal("the storage of its mailbox is gone")
+            self.gone = f"{why} (for {silent_s / 60:.0f} min)" if why.transient else str(why)
+            return ()
+        self.gone, self._told_at = "", time.monotonic()
+        for box in found:
+            if box.name in self._unremoved:
+                await (await self._opened()).delete_container(box.name)
+        found = [box for box in found if box.name not in self._unremoved]
+        self._unremoved.clear()
+        return found
 
     async def containers(self) -> Sequence[BlobContainer]:
         """Those of all homes, with their tags. Raises ArmFault."""
         found = await (await self._opened()).containers(f"{PREFIX}{self._service}-")
         return [each for each in found if MACHINE in each.tags]
+
+    async def left(self) -> Sequence[BlobContainer]:
+        """Those that can be seen: what else there is of machines can be found without them."""
+        try:
+            return await self.containers()
+        except ArmFault as fault:
+            log.warning("mailboxes cannot be seen: %s", fault.refusal("their storage"))
+            return ()
 
     async def all(self) -> Sequence[KeptMailbox]:
         with as_refusal("mailboxes cannot be seen"):

@@ -24,7 +24,7 @@ from evalfleet.single_flight import SingleFlight
 from .answers import ArmFault
 from .arm import ArmClient
 from .blobs import BlobClient
-from .mailboxes import PREFIX
+from .mailboxes import PREFIX, BlobMailboxes
 from .names import EXPIRES, HOME, KIND, MACHINE, OWNER, moment
 from .prices import OWN, SPOT_FAMILY, AzurePriceBook
 from .sizes import VmSize, fits, size_of
@@ -246,6 +246,16 @@ class ServiceLooks(Generic[SightingT]):
     def note(self, machines: Iterable[Machine]) -> None:
         """What the last look has shown."""
         self._is_coming = any(machine.phase == "pending" for machine in machines)
+
+
+def without_mail(machine: Machine, boxes: BlobMailboxes, *, has_box: bool) -> Machine:
+    """The machine as it is by its mailbox, whatever its service says of it: nobody can reach one whose
+    mailbox was deleted, or is in a storage account that is gone."""
+    if boxes.gone and machine.phase in ("queued", "pending", "up"):
+        return structs.replace(machine, phase="gone", detail=boxes.gone)
+    if not has_box and machine.phase == "up":
+        return structs.replace(machine, phase="gone", detail="its mailbox, a container, was deleted")
+    return machine
 
 
 def not_longer(machine: MachineId, what: str) -> PlaceError:

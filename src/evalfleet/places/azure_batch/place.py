@@ -32,6 +32,7 @@ from evalfleet.places.azure.services import (
     knock,
     not_longer,
     storage_checks,
+    without_mail,
 )
 from evalfleet.places.azure.sizes import vcpus
 from evalfleet.places.vm.answers import as_refusal, table
@@ -91,7 +92,8 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
         """Where machines are reached by those."""
         if settings.reach == "mailbox":
             opened = self._storage.blobs
-            self._boxes = BlobMailboxes("batch", context, account.owner, opened, self._arm.now)
+            lost_s = preflight.lost_s(settings)
+            self._boxes = BlobMailboxes("batch", context, account.owner, opened, self._arm.now, lost_s)
         self._inventory = AccountInventory(self._batch, self._boxes, self._prefix, context.home_id)
         self._own_pool = OwnPool(self._batch, settings.pool) if settings.pool else None
         self._given_up: set[MachineId] = set()
@@ -157,7 +159,7 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
         """Write down with the job that it has started: of all that look, the first one's word counts."""
         start = seen.first_start
         assert start is not None
-        if self._boxes is not None:
+        if self._boxes is not None and not self._boxes.gone:
             await self._boxes.mark_allocated(seen.machine, start.allocated)
         # a node whose start task hangs or fails never comes to the pilot, whose own limit would end it
         await self._write(seen, start, constraints=ends_after(seen, start))
@@ -244,7 +246,10 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
                 self._unpullable = machine.detail
             if machine.detail in REFUSALS.values():
                 self._note_refusal(found[machine.id], machine.detail)
-        return tuple(self._with_trouble(each) for each in shown)
+        shown = [self._with_trouble(each) for each in shown]
+        if self._boxes is None:
+            return tuple(shown)
+        return tuple(without_mail(each, self._boxes, has_box=found[each.id].has_box) for each in shown)
 
     def _with_trouble(self, machine: Machine) -> Machine:
         trouble = self._troubles.get(machine.id, "")
@@ -422,7 +427,7 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
         """What is evalfleet's in the account, of all homes: jobs, and pools that their jobs have left."""
         with as_refusal(UNSEEN):
             jobs, pools = await asyncio.gather(self._batch.jobs(self._prefix), self._batch.pools())
-            boxes = () if self._boxes is None else await self._boxes.containers()
+            boxes = () if self._boxes is None else await self._boxes.left()
         shown = (("job", jobs), ("pool", pools))
         parts = [(what, str(each.get("id")), metadata_in(each)) for what, all in shown for each in all]
         parts += [("mailbox", box.name, dict(box.tags)) for box in boxes]

@@ -60,13 +60,18 @@ def offers_of(
             start_s=start_s,
             boot_s=start_s + READY_S,
             silent_s=MAIL_SILENT_S if by_mail else 20.0,
-            lost_s=max(LOST_S if by_mail else 20.0, settings.lost_s),
+            lost_s=lost_s(settings),
             cpus=size.cpus,
             memory_gb=size.memory_gb or 0.0,
         )
 
     offers = node_offers(settings, settings.sizes, region, book, needs, settings.disk_gb, made)
     return [offer for offer in offers if offer.capacity != 0]
+
+
+def lost_s(settings: AzureBatchSettings) -> float:
+    """How long a machine may be silent while others are heard."""
+    return max(LOST_S if settings.reach == "mailbox" else 20.0, settings.lost_s)
 
 
 def outline(

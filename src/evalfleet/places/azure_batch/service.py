@@ -244,7 +244,7 @@ class AccountInventory:
         return {each.machine: each for each in closer}
 
     async def _all_boxes(self) -> Sequence[BlobContainer]:
-        return () if self._boxes is None else await self._boxes.containers()
+        return () if self._boxes is None else await self._boxes.seen()
 
     async def _closer(self, seen: Sighting, running: Mapping[str, int]) -> Sighting:
         """Ask for its node and its task, unless it is up and its one node still runs the one task."""

@@ -11,6 +11,7 @@ import functools
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 
 from evalfleet.channels.mailboxes import MailPilot
 from evalfleet.channels.samples import Load, Samples
@@ -30,6 +31,7 @@ from evalfleet.places.azure.services import (
     check_priced,
     knock,
     not_longer,
+    without_mail,
 )
 from evalfleet.places.vm.answers import Json, as_refusal, table
 from evalfleet.places.vm.place import UNSEEN, check_installed
@@ -93,7 +95,8 @@ class AzureMlPlace(Preflight):
         self._arm = ArmClient(endpoint, context.environ)
         self._client = MlClient(self._arm, account)
         self._workspace = MlWorkspace(self._client, settings, account, context.environ)
-        self._boxes = BlobMailboxes("ml", context, account.owner, self._workspace.blobs, self._arm.now)
+        opened = self._workspace.blobs
+        self._boxes = BlobMailboxes("ml", context, account.owner, opened, self._arm.now, settings.lost_s)
         self._use: MachineUse = "pool" if context.for_pool else "run"
         self._home = context.home_id
         self._samples = Samples(context.home)
@@ -101,8 +104,8 @@ class AzureMlPlace(Preflight):
         """When each machine that has a channel has told its load, by our steady clock."""
         monitor = MlMonitor(self._arm, account.path)
         self._monitor = QuietMachines(monitor, self._quiet, self._samples.keep)
-        self._inventory: WorkspaceInventory | None = None
-        self._looks = ServiceLooks(self._look, settings.poll_s)
+        self._inventory = WorkspaceInventory(self._client, opened, self._boxes, self._home)
+        self._looks = ServiceLooks(self._inventory.look, settings.poll_s)
         self._turns: dict[str, asyncio.Lock] = {}
         """Held by whoever makes or ends a machine, or a cluster: it is done once at a time."""
         self._coming: Counter[str] = Counter()
@@ -147,12 +150,6 @@ class AzureMlPlace(Preflight):
 
     # -- what exists -----------------------------------------------------------------------------
 
-    async def _look(self) -> Mapping[MachineId, MlSighting]:
-        if self._inventory is None:
-            blobs = await self._workspace.blobs()
-            self._inventory = WorkspaceInventory(self._client, blobs, self._boxes, self._home)
-        return await self._inventory.look()
-
     async def list(self, pool: str) -> Sequence[Machine]:
         found, now = await self._looks.fresh(), self._arm.now()
         patience = StagePatience(self._settings.prepare_s, self._settings.start_s)
@@ -161,7 +158,7 @@ class AzureMlPlace(Preflight):
         ]
         self._note_refusals(machines, found)
         self._looks.note(machines)
-        return tuple(machines)
+        return tuple(without_mail(each, self._boxes, has_box=found[each.id].has_box) for each in machines)
 
     def _note_refusals(self, machines: Sequence[Machine], found: Mapping[MachineId, MlSighting]) -> None:
         """Remember what will not become better: the next machine is refused at once, with the remedy."""
@@ -283,10 +280,11 @@ class AzureMlPlace(Preflight):
         self._ending.setdefault(name, self._arm.now())
         async with self._turn(name):
             with as_refusal(f"job {name} of {self._account.workspace}"):
-                await self._boxes.ask_to_stop(machine)  # the pilot leaves, whatever Azure does
+                with suppress(PlaceError):  # its storage may be away: the job is ended all the same
+                    await self._boxes.ask_to_stop(machine)  # the pilot leaves, whatever Azure does
                 await self._end_job(machine, name)
-                await self._boxes.remove(machine)
                 await self._drop_clusters(machine.rsplit("-", 2)[0])
+                await self._boxes.remove(machine)
         self._ending.pop(name, None)
 
     async def _end_job(self, machine: MachineId, name: str) -> None:
@@ -384,7 +382,7 @@ class AzureMlPlace(Preflight):
         """What is evalfleet's in the workspace, of all homes: jobs, mailboxes, and clusters without jobs."""
         with as_refusal(UNSEEN):
             jobs, boxes, clusters = await asyncio.gather(
-                self._client.jobs(), self._boxes.containers(), self._client.clusters()
+                self._client.jobs(), self._boxes.left(), self._client.clusters()
             )
         parts = (
             *(("job", job.name, job.tags) for job in jobs),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Literal
 
 from msgspec import Struct, structs
@@ -279,8 +279,15 @@ class MlClient:
 class WorkspaceInventory:
     """What exists of one home in a workspace. Two lists show it; more is asked of machines that change."""
 
-    def __init__(self, client: MlClient, blobs: BlobClient, boxes: BlobMailboxes, home: str) -> None:
-        self._client, self._blobs, self._boxes, self._home = client, blobs, boxes, home
+    def __init__(
+        self,
+        client: MlClient,
+        opened: Callable[[], Awaitable[BlobClient]],
+        boxes: BlobMailboxes,
+        home: str,
+    ) -> None:
+        """`opened` tells the workspace's storage, in which the logs of jobs are."""
+        self._client, self._opened, self._boxes, self._home = client, opened, boxes, home
         self._marks: dict[MachineId, PilotMarks] = {}
         self._since: dict[MachineId, tuple[str, float]] = {}
         """Of its job: the status, and when that was first seen."""
@@ -293,7 +300,7 @@ class WorkspaceInventory:
         """By cluster: when its nodes were asked for."""
 
     async def look(self) -> Mapping[MachineId, MlSighting]:
-        jobs, boxes = await asyncio.gather(self._client.jobs(), self._boxes.containers())
+        jobs, boxes = await asyncio.gather(self._client.jobs(), self._boxes.seen())
         found: dict[MachineId, MlSighting] = {}
         for box in boxes:
             if box.tags.get(HOME) == self._home:
@@ -383,10 +390,11 @@ class WorkspaceInventory:
         """The last line of trouble in the logs of a job that never began."""
         folder = f"ExperimentRun/dcid.{job}/"
         try:
-            names = await self._blobs.names(ARTIFACTS, folder)
+            blobs = await self._opened()
+            names = await blobs.names(ARTIFACTS, folder)
             chosen = sorted(names, key=lambda name: ("std_log" not in name, name))
             for name in chosen:
-                text = (await self._blobs.read(ARTIFACTS, name, LOG_BYTES) or b"").decode("utf-8", "replace")
+                text = (await blobs.read(ARTIFACTS, name, LOG_BYTES) or b"").decode("utf-8", "replace")
                 lines = [line.strip() for line in text.splitlines() if _TROUBLE.search(line)]
                 if "std_log" in name and not lines:
                     lines = [line.strip() for line in text.splitlines() if line.strip()]
