@@ -430,6 +430,24 @@ def test_a_cluster_goes_with_its_last_machine_and_stays_while_it_has_others(
     until(lambda: not ml.meters.running(), "no node is billed")
 
 
+@pytest.mark.parametrize(
+    ("told", "idle_s"), [("PT30M", 1800.0), ("PT1H0M15S", 3615.0), ("P1D", 86_400.0), ("soon", 120.0)]
+)
+def test_idle_nodes_of_the_users_cluster_are_counted_for_as_long_as_it_keeps_them(
+    ml: StandIn, tmp_path: Path, told: str, idle_s: float
+) -> None:
+    scale = {"maxNodeCount": 2, "minNodeCount": 0, "nodeIdleTimeBeforeScaleDown": told}
+    inner = {"vmSize": SIZE, "scaleSettings": scale}
+    body = {"location": "eastus", "properties": {"computeType": "AmlCompute", "properties": inner}}
+    ml.do(lambda: setattr(ml.service.add_cluster("mine", body), "state", "Succeeded"))
+
+    async def act(made: AzureMlPlace) -> None:
+        (first,) = await made.offers(Needs())
+        assert (first.linger_s, first.sweep_s) == (idle_s + 180.0, idle_s + 180.0)
+
+    play(ml, tmp_path, act, cluster="mine")
+
+
 def test_a_cluster_of_the_users_is_used_and_left_as_it_was(ml: StandIn, tmp_path: Path) -> None:
     inner = {"vmSize": SIZE, "scaleSettings": {"maxNodeCount": 2, "minNodeCount": 0}}
     body = {"location": "eastus", "properties": {"computeType": "AmlCompute", "properties": inner}}

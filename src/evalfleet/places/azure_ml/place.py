@@ -118,6 +118,7 @@ class AzureMlPlace(Preflight):
         """Why no container can be had: all machines are made of the same image."""
         self._kvm = False
         """Must machines be able to run virtual machines?"""
+        self._idle_s: float | None = None
 
     @classmethod
     def make(
@@ -144,9 +145,17 @@ class AzureMlPlace(Preflight):
         """By the list of prices; the workspace is asked for its region, unless the settings name it."""
         self._kvm = needs.nested_virtualization
         with as_refusal(f"place {self._name!r}"):
-            region = await self._workspace.region()
+            region, idle_s = await self._workspace.region(), await self._cluster_idle_s()
         book = AzurePriceBook.of(self._context.home)
-        return preflight.offers_of(self._name, self._settings, region, book, needs)
+        return preflight.offers_of(self._name, self._settings, region, book, needs, idle_s)
+
+    async def _cluster_idle_s(self) -> float:
+        """For how long a node without a job is kept: the user's cluster says that itself."""
+        if self._idle_s is None:
+            own = self._settings.cluster
+            told = await self._client.idle_time(own) if own else None
+            self._idle_s = self._settings.idle_s if told is None else told
+        return self._idle_s
 
     # -- what exists -----------------------------------------------------------------------------
 

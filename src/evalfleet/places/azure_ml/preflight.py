@@ -47,16 +47,24 @@ DISK_GB = 64
 
 
 def offers_of(
-    place: str, settings: AzureMlSettings, region: str, book: AzurePriceBook, needs: Needs
+    place: str,
+    settings: AzureMlSettings,
+    region: str,
+    book: AzurePriceBook,
+    needs: Needs,
+    idle_s: float | None = None,
 ) -> Sequence[Offer]:
+    """`idle_s`: for so long the cluster keeps a node without a job, if that is not what the settings say."""
+    kept_s = (settings.idle_s if idle_s is None else idle_s) + SCALE_DOWN_S
+
     def made(size: VmSize) -> Offer:
         return Offer(
             place,
             size.name,
             capacity=settings.max_nodes,
             teardown_s=END_S,
-            sweep_s=settings.idle_s + SCALE_DOWN_S,
-            linger_s=settings.idle_s + SCALE_DOWN_S,
+            sweep_s=kept_s,
+            linger_s=kept_s,
             nodes_stay=bool(settings.cluster),
             start_s=settings.prepare_s + settings.start_s,
             boot_s=settings.prepare_s + settings.start_s,

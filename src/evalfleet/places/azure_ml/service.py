@@ -27,7 +27,7 @@ from evalfleet.places.azure.services import (
 from evalfleet.places.vm.answers import Json, rows, table
 
 from .settings import MlAccount
-from .template import ENVIRONMENT, INSTANCE_VERSION
+from .template import ENVIRONMENT, INSTANCE_VERSION, seconds_of
 
 VERSION = "2025-09-01"
 DATASTORE = "workspaceblobstore"
@@ -216,6 +216,11 @@ class MlClient:
 
     async def cluster(self, name: str) -> Json | None:
         return await self.arm.find(f"{self.root}/computes/{name}", VERSION)
+
+    async def idle_time(self, cluster: str) -> float | None:
+        """How many seconds a cluster keeps a node without a job; None if it does not tell."""
+        properties = table(table((await self.cluster(cluster) or {}).get("properties")).get("properties"))
+        return seconds_of(table(properties.get("scaleSettings")).get("nodeIdleTimeBeforeScaleDown"))
 
     async def clusters(self) -> list[Json]:
         return await self.arm.all(f"{self.root}/computes", VERSION)

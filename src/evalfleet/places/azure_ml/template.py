@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -40,6 +41,18 @@ def cluster_name(pool: str, home: str, size: str, *, spot: bool) -> str:
 
 def duration(seconds: float) -> str:
     return f"PT{max(1, round(seconds))}S"
+
+
+_DURATION = re.compile(r"P(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d+)?)S)?)?")
+
+
+def seconds_of(duration: object) -> float | None:
+    """The seconds of a duration as Azure writes it; None if it is none."""
+    found = _DURATION.fullmatch(str(duration))
+    if found is None or not any(found.groups()):
+        return None
+    days, hours, minutes, seconds = (float(each or 0.0) for each in found.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 class MlJobBuild(Struct, frozen=True):
