@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from evalfleet.events import ControllerStarted
+from evalfleet.events import AttemptEnded, ControllerStarted
 from evalfleet.journal import Store
 from evalfleet.state import fold
 from tests.desk import Desk, Process
@@ -66,8 +66,12 @@ def results(folder: Path) -> dict[str, Any]:
 def check(folder: Path, hosts: Fleet, count: int) -> None:
     told = results(folder)
     assert (told["scored"], told["broken"], told["status"]) == (count, 0, "done")
-    used = {(folder / "results" / task["artifacts"] / "where").read_text().strip() for task in told["tasks"]}
-    assert used == {str(host.home) for host in hosts.hosts}, "not every host was used"
+    assert all((folder / "results" / task["artifacts"] / "where").exists() for task in told["tasks"])
+    events = [
+        record.event for record in Store.open(folder / "results", create=False, read_only=True).read("r")
+    ]
+    used = {event.node for event in events if isinstance(event, AttemptEnded)}
+    assert used == {host.name for host in hosts.hosts}, "not every host was used"
     for path in (folder / "results").rglob("*"):
         assert not path.is_file() or PLANTED.encode() not in path.read_bytes(), path
     assert not [path for host in hosts.hosts for path in host.home.iterdir()], "something is left on a host"
