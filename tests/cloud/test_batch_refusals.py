@@ -14,8 +14,8 @@ from tests.cloud.test_batch_mailbox import desk
 
 SUBNET = "/subscriptions/s/resourceGroups/g/providers/Microsoft.Network/virtualNetworks/n/subnets/private"
 OLD_IMAGE = "canonical:ubuntuserver:18.04-lts:latest"
-NOWHERE = "https://standin.westus2.batch.azure.com"
-"""The host of an account in another region, which has no address."""
+NOWHERE = "https://127.0.0.1:1"
+"""In place of the host of an account in another region, which has no address: nobody answers here, either."""
 ELSEWHERE = 'the Batch account standin is in eastus, not in westus2; set account = "standin.eastus"'
 
 
