@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import itertools
 import os
 import shutil
 import signal
@@ -49,10 +50,18 @@ def _pass_by_shims() -> None:
         os.environ["PATH"] = f"{sys.base_prefix}/bin{os.pathsep}{os.environ['PATH']}"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with single tests that are slow: no worker is to be left alone with one at the end.
+@pytest.hookimpl(trylast=True)  # when it is known which tests run
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Let each worker begin with some of the slow tests: none is to be left alone with one at the end.
 
-    With `--dist worksteal` they are the first worker's, and others take tests from the end of its share. It
-    waits, as slow tests mostly do, while they compute.
+    With `--dist worksteal` workers get equal shares of the list, and take from the end of each other's.
     """
-    items.sort(key=lambda item: all(mark.name != "slow" for mark in item.own_markers))
+    workers = int(getattr(config, "workerinput", {}).get("workercount", 1))
+    slow = [item for item in items if any(mark.name == "slow" for mark in item.own_markers)]
+    others = iter([item for item in items if all(mark.name != "slow" for mark in item.own_markers)])
+    ordered: list[pytest.Item] = []
+    for worker in range(workers):
+        first = slow[worker::workers]
+        share = (len(items) - len(ordered)) // (workers - worker)
+        ordered += [*first, *itertools.islice(others, max(0, share - len(first)))]
+    items[:] = ordered

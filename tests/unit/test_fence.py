@@ -76,6 +76,8 @@ def test_only_the_command_line_and_whole_programs_start_an_event_loop() -> None:
 def broad_excepts(path: Path) -> list[tuple[int, str, bool]]:
     """Line, source and whether it raises again, of each handler that catches whatever there is."""
     source = path.read_text(encoding="utf-8")
+    if "Exception" not in source and "except:" not in source:
+        return []  # most files: to parse them all takes seconds
     lines = source.splitlines()
     return [
         (
