@@ -51,7 +51,6 @@ from evalfleet.names import safe_name
 from evalfleet.ports import Channel, HostChannel, Hosts, Place, Preflight
 from evalfleet.state import MachineState
 
-from .sight import Sight, started_at
 from .tools import Tools, check_wanted
 
 PROVISIONING_TRIES = 3
@@ -168,15 +167,12 @@ async def _leave_queue(tools: Tools, machine: MachineState) -> Machine | None:
             tools.report(MachineQueued(machine.id, said))
         return False
 
-    left_s = (
-        None if queue_s is None else SAID_S + _time_left_s(tools, queue_s, queued_at or tools.clock.now())
-    )
-    try:
-        async with asyncio.timeout(left_s):
-            return await _once(tools, machine, is_over)
-    except TimeoutError:
-        told = f"it waited for {queue_s:g} s in the queue (queue_s), and its place does not tell what it does"
-        raise _LeftWaiting(told) from None
+    return await _once(tools, machine, is_over)
+
+
+def started_at(tools: Tools, seen: Machine) -> Micros:
+    """When its service started the machine, by our clock."""
+    return after(tools.clock.now(), -(seen.ran_s or 0.0))
 
 
 def _report_ended_in_queue(tools: Tools, machine: MachineState, seen: Machine | None) -> None:
@@ -487,20 +483,16 @@ async def tear_down(tools: Tools, machine: MachineState) -> None:
     """Delete until it is absent from two listings `settle_s` apart: a create may land late."""
     await tools.drop_channel(machine.id)
     place = tools.place_of(machine)
+    queued_at = await _last_queued(tools, machine) if machine.unstarted else None
     gone_at: Micros | None = None
     refused, pause = "", tools.pace.poll_s
-    sight = Sight(tools, machine)
-    queued_at = await sight.last_queued() if machine.unstarted else None
     while True:
         if gone_at is None:  # else look first: one that landed meanwhile is paid until it is gone again
             refused = await _delete(tools, place, machine)
-        absent = await sight.is_absent()
-        if sight.is_over():
-            return
-        if not absent:
+        if not await _absent(tools, machine):
             gone_at = None
-            if refused and (told := sight.told(refused)):
-                tools.report(MachineDeleteRefused(machine.id, told))
+            if refused:
+                tools.report(MachineDeleteRefused(machine.id, refused))
             await asyncio.sleep(pause)
             pause = min(pause * 2, tools.pace.poll_cap_s * 3) if refused else tools.pace.poll_s
         elif gone_at is None and machine.offer.settle_s > 0:
@@ -523,3 +515,29 @@ async def _delete(tools: Tools, place: Place, machine: MachineState) -> str:
     except (PlaceError, OSError) as err:
         return str(err)
     return ""
+
+
+async def _last_queued(tools: Tools, machine: MachineState) -> Micros | None:
+    """When it was last seen waiting: it may start, and cost something, before its delete gets there.
+
+    None if it has run (that is reported, with how long) or never existed.
+    """
+    asked_at = tools.clock.now()
+    seen: Machine | None = None
+    with suppress(PlaceError):  # refused for good: then nobody can tell
+        seen = await tools.find(machine)
+    if seen is not None and (seen.ran_s or seen.phase in ("pending", "up")):
+        tools.report(MachineAllocated(machine.id, started_at(tools, seen), seen.start, seen.node))
+    elif seen is not None and seen.phase == "queued":
+        return asked_at
+    return None
+
+
+async def _absent(tools: Tools, machine: MachineState) -> bool:
+    """Is the machine not shown at all? A dead one that is still listed may still hold a lock or a disk."""
+    try:
+        return await tools.find(machine) is None
+    except PlaceError as err:  # refused for good, now: credentials may come back
+        log.warning("cannot tell whether %s is gone: %s", machine.id, err)
+        await asyncio.sleep(tools.pace.poll_cap_s)
+        return False

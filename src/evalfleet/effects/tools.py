@@ -142,11 +142,10 @@ class Tools:
             self._listings[place.name] = Listing(functools.partial(_list, place, prefix))
         return self._listings[place.name]
 
-    async def find(self, machine: MachineState, tries: int | None = None) -> Machine | None:
-        """The machine as its place shows it now. Raises PlaceError when refused for good, or `tries` are used
-        up."""
+    async def find(self, machine: MachineState) -> Machine | None:
+        """The machine as its place shows it now. Raises PlaceError when refused for good."""
         listing = self.listing(self.place_of(machine))
-        return (await self.persist(listing.fresh, tries)).get(machine.id)
+        return (await self.persist(listing.fresh, None)).get(machine.id)
 
     async def persist(self, call: Callable[[], Awaitable[T]], tries: int | None) -> T:
         """Make the call until it succeeds, is refused for good, or `tries` are used up."""
