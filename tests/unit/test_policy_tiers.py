@@ -19,8 +19,8 @@ from evalfleet.events import (
     decode,
     encode,
 )
-from evalfleet.model import Cause, Offer, Plan, after
-from evalfleet.policy.tiers import in_order
+from evalfleet.model import Cause, Offer, Plan, after, seconds_between
+from evalfleet.policy.tiers import LONGEST_PAUSE_S, in_order
 from evalfleet.state import Circuit, RunState, apply
 from evalfleet.views.notable import by_place
 
@@ -140,6 +140,19 @@ def test_a_probe_that_fails_keeps_the_place_shut_for_longer() -> None:
     assert changes(decided) == [("mine", "open")]
     assert run.state.circuits["mine"].until - run.now > first
     assert places_of(run) == {"cloud": 2}
+
+
+def test_a_place_that_was_tried_a_thousand_times_is_tried_again() -> None:
+    run = two_places(workers=2)
+    run.ready()
+    fail_until_left(run)
+    run.ready()
+    run.state.circuits["mine"].opened = 2000
+    run.wait(120.0)
+    run.score(next(a.id for a in run.state.attempts.values() if a.outcome is None))
+    run.lose(next(iter(run.state.circuits["mine"].machines)), Cause.BOOT)
+    pause_s = seconds_between(run.now, run.state.circuits["mine"].until)
+    assert 0.5 * LONGEST_PAUSE_S < pause_s < 2.0 * LONGEST_PAUSE_S
 
 
 def test_a_new_controller_knows_which_circuits_are_open() -> None:

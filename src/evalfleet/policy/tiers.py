@@ -109,7 +109,8 @@ def _probed(state: RunState, now: Micros, place: str, circuit: Circuit) -> Circu
 
 def _opened(state: RunState, now: Micros, place: str, circuit: Circuit, why: str) -> CircuitChanged:
     """Each time in a row it stays open for twice as long; runs that share a place do not try it at once."""
-    pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0**circuit.opened)
+    doublings = min(circuit.opened, 16)  # enough for the longest; without an end, floats are exceeded
+    pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0**doublings)
     pause_s *= spread(f"{state.plan.run} {place} {circuit.opened}")
     return CircuitChanged(place, "open", why, until=after(now, pause_s))
 
