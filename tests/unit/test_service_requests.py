@@ -90,7 +90,11 @@ def test_port_22_of_a_node_is_reached_by_an_inbound_nat_pool_by_whom_the_setting
         ("allow", "203.0.113.7/32"),
         ("deny", "*"),
     ]
-    for more in ({"reach": "mailbox"}, {"public_ip": False, "subnet": "/s", "jump": "me@gate"}):
+    without: list[dict[str, Any]] = [
+        {"reach": "mailbox"},
+        {"public_ip": False, "subnet": "/s", "jump": "me@gate"},
+    ]
+    for more in without:
         pool = batch_body(**more)["poolInfo"]["autoPoolSpecification"]["pool"]
         assert "endpointConfiguration" not in pool.get("networkConfiguration", {})
 
