@@ -32,7 +32,8 @@ class Podman:
         self.folder = folder
         where = ("--root", str(folder / "root"), "--runroot", str(folder / "run"), "--storage-driver", "vfs")
         kept = ("--tmpdir", str(folder / "tmp"), "--cgroup-manager", "cgroupfs")
-        runtime = ("--runtime", "runc", "--runtime-flag", f"root={folder / 'runc'}")
+        # runc's own folder is everybody's: what cleans up after a container is not told of another one
+        runtime = ("--runtime", "runc")
         self.options = (*where, *kept, *runtime)
         self.argv: tuple[str, ...] = ("podman", *self.options)
         self.group = f"evalfleet-podman-{folder.name}"
@@ -99,6 +100,8 @@ class Podman:
                     with suppress(ProcessLookupError):
                         os.kill(int(pid), signal.SIGKILL)
                 remove_group(group)
+        with suppress(OSError):
+            os.rmdir("/run/runc")  # not if somebody else has containers
         shutil.rmtree(self.folder)
 
 
