@@ -149,17 +149,6 @@ class Short(Sleepy):
         return Command(("sh", "-c", 'sleep 2; echo \'{"score": 1}\' > "$EVALFLEET_OUT/result.json"'))
 
 
-@pytest.fixture(params=["azure_ml", "azure_batch"])
-def service(request: pytest.FixtureRequest) -> Iterator[Service]:
-    if request.param == "azure_ml":
-        with azure_ml.StandIn(Processes(), ml_timing=ml_places.FAST) as ml:
-            yield ml
-    else:
-        nodes = azure_batch.ProcessNodes()
-        with azure_batch.StandIn(nodes=nodes, timing=batch_places.FAST) as batch:
-            yield batch
-
-
 class TwoPlaces:
     """A run on a service, and on this computer after it, if that is wanted."""
 

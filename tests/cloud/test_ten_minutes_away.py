@@ -4,7 +4,7 @@ on, nothing is lost, and nothing is asked twice."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ from evalfleet.events import AttemptEnded, CircuitChanged, MachineCondemned
 from evalfleet.model import Scored, after
 from standins import azure_batch, azure_ml
 from standins.azure_ml import Failed, Processes
-from tests.cloud import batch_places, ml_places, test_batch_mailbox, test_ml_run
+from tests.cloud import test_batch_mailbox, test_ml_run
 from tests.cloud.mail_desk import nothing_left
 from tests.desk import Desk
 from tests.waiting import until
@@ -27,17 +27,6 @@ pytestmark = [
 AWAY_S = 600.0
 TASK_S = 50
 Service = azure_ml.StandIn | azure_batch.StandIn
-
-
-@pytest.fixture(params=["azure_ml", "azure_batch"])
-def service(request: pytest.FixtureRequest) -> Iterator[Service]:
-    if request.param == "azure_ml":
-        with azure_ml.StandIn(Processes(), ml_timing=ml_places.FAST) as ml:
-            yield ml
-    else:
-        nodes = azure_batch.ProcessNodes()
-        with azure_batch.StandIn(nodes=nodes, timing=batch_places.FAST) as batch:
-            yield batch
 
 
 def desk(service: Service, folder: Path, tasks: int) -> Desk:
