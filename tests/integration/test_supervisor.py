@@ -77,7 +77,9 @@ class Peer:
         return self.start(id, "sh", "-c", script, **more)
 
     def end(self, id: str) -> dict[str, Any]:
-        """The push that tells the end of a job."""
+        """How a job ended: as pushed, or as asked for if it was over before we could listen."""
+        if self.greeting.get("jobs", {}).get(id, "running") != "running":
+            return self.ask("how", job=id)
         while True:
             for message in self.pushed:
                 if message.get("push") == "ended" and message["job"] == id:

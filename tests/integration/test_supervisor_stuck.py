@@ -77,7 +77,7 @@ def test_an_adopted_job_is_watched_on(host: Host) -> None:
     host.kill()
     host.supervise()
     peer = host.peer()
-    assert peer.greeting["jobs"] == {"a.0": "running"}
+    assert peer.greeting["jobs"]["a.0"] in ("running", "stalled")
     ended = peer.end("a.0")
     assert ended["reason"] == "stalled"
     assert ended["detail"].startswith("working\n")
