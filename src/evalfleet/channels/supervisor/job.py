@@ -9,7 +9,7 @@ import stat
 import time
 
 from .files import job_name, read_file
-from .isolation import Box
+from .isolation import Box, checked, libc
 from .meter_process import calls_bytes
 
 TYPE_CHECKING = False  # importing typing would cost 3 ms
@@ -20,20 +20,26 @@ if TYPE_CHECKING:
 BEAT_S = 5.0
 DETAIL_BYTES = 2048
 LINE_CHARS = 200
+BLOCK = 4096
+"""A hole begins and ends with a block of the file system: parts of one would only be filled with zeros."""
 
 
 class Log:
     """A job's log: appended to by the job itself, held near its cap by us.
 
-    Above the cap the first half is set aside once (log.head), and the last half again and again
-    (log.tail) while the live file is cut to nothing: its writers append, so they go on at its start.
+    Above the cap, what is between its first half and its last is given back to the disk: the file gets a
+    hole, and whoever writes is not concerned. Where files cannot have holes, the first half is set aside once
+    (log.head), and the last half again and again (log.tail) while the live file is cut to nothing: its
+    writers append, so they go on at its start. What they write in the instant before the cut is lost.
     """
 
     def __init__(self, folder: str, cap: int) -> None:
         self.path = folder + "/log"
         self.half = max(cap // 2, 1)
+        self.hole_end = 0
         self.dropped = 0
-        self.capped = False
+        self.capped = os.path.exists(self.path + ".head")
+        """Its head and tail are files of their own."""
         self.seen = 0
         self.interval = 0.1
         self.joined: tuple[int, int, int] | None = None
@@ -54,22 +60,25 @@ class Log:
         try:
             live = os.stat(self.path).st_size
             grown = max(live - self.seen, 0)
-            if live > (self.half if self.capped else 2 * self.half):
+            if live > self._limit() and not self._clear_middle(live):
                 self._rotate(live)
                 live = 0
         except OSError:
             live = 0  # a full disk: look again later
         rate = grown / self.interval
         self.seen = live
-        room = (self.half if self.capped else 2 * self.half) - live
+        room = self._limit() - live
         self.interval = max(0.05, min(BEAT_S, self.interval * 2, room / rate / 2 if rate else BEAT_S))
         return self.interval
+
+    def _limit(self) -> int:
+        """How long the live file may become before something of it must go."""
+        return self.half if self.capped else self.hole_end + 2 * self.half
 
     def finish(self) -> None:
         """One file again: head, a line that tells how much is missing, tail. May be repeated."""
         if os.path.exists(self.path + ".new"):
             return self._replace()
-        self.capped = self.capped or os.path.exists(self.path + ".head")
         live = os.stat(self.path).st_size
         if not self.capped and live <= 2 * self.half:
             return None
@@ -93,7 +102,7 @@ class Log:
         try:
             with open(self.path, "rb") as file:
                 size = os.fstat(file.fileno()).st_size
-                file.seek(max(size - DETAIL_BYTES, 0))
+                file.seek(max(size - min(DETAIL_BYTES, self.half), 0))
                 return file.read().decode("utf-8", "replace")
         except OSError:
             return ""
@@ -118,7 +127,8 @@ class Log:
         if offset < base:
             offset = max(offset, base - tail)
             return offset, self._read(".tail", offset - (base - tail), min(most, base - offset))
-        return offset, self._read("", offset - base, most)
+        begin, end = self._data_from(offset - base)
+        return base + begin, self._read("", begin, min(most, end - begin))
 
     def _read(self, suffix: str, start: int, most: int) -> bytes:
         try:
@@ -129,6 +139,36 @@ class Log:
             return os.pread(fd, most, start) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
         finally:
             os.close(fd)
+
+    def _data_from(self, start: int) -> tuple[int, int]:
+        """Where the first bytes of the live file at or after a position begin and end, holes left out."""
+        try:
+            fd = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+        except OSError:
+            return start, start
+        try:
+            begin = os.lseek(fd, start, os.SEEK_DATA)
+            return begin, os.lseek(fd, begin, os.SEEK_HOLE)
+        except OSError:
+            return start, start  # there is no more
+        finally:
+            os.close(fd)
+
+    def _clear_middle(self, live: int) -> bool:
+        """Make a hole between the first half and the last. False where files cannot have any."""
+        begin = -(-self.half // BLOCK) * BLOCK
+        end = (live - self.half) // BLOCK * BLOCK
+        if self.capped or begin >= end:
+            return not self.capped
+        fd = os.open(self.path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW)
+        try:
+            punch_hole(fd, begin, end - begin)
+        except (OSError, AttributeError):
+            return False
+        finally:
+            os.close(fd)
+        self.hole_end = end
+        return True
 
     def last_line(self) -> str:
         """What it said last, as a terminal would show it."""
@@ -186,6 +226,15 @@ class Log:
             if os.path.exists(self.path + suffix):
                 os.unlink(self.path + suffix)
         os.replace(self.path + ".new", self.path)
+
+
+def punch_hole(fd: int, begin: int, count: int) -> None:
+    """Raises OSError or AttributeError where that cannot be done."""
+    import ctypes  # only here: it is slow to load
+
+    call = getattr(libc(), "fallocate64", None) or libc().fallocate
+    mode = 1 | 2  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
+    checked(call(fd, mode, ctypes.c_int64(begin), ctypes.c_int64(count)), "fallocate")
 
 
 NEVER = float("inf")
