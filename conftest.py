@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import itertools
 import os
@@ -29,6 +30,16 @@ def pytest_configure() -> None:
         if signal.getsignal(signum) == signal.SIG_IGN:
             signal.signal(signum, lambda *_: None)
     _pass_by_shims()
+    gc.disable()  # until all tests are collected: nothing that is made meanwhile goes away
+
+
+def pytest_collection_finish() -> None:
+    """Let Python look for garbage among what tests make, not among the tests themselves.
+
+    Every worker collects all of them, which is a million objects to look at again and again.
+    """
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:

@@ -77,5 +77,5 @@ def test_machines_are_replaced_in_time_and_no_attempt_is_lost_to_a_limit() -> No
 
 
 def test_the_check_sees_tasks_that_outlive_their_machines() -> None:
-    found = [each for seed in range(25) for each in violations(simulated(seed, BoastingVms))]
+    found = (each for seed in range(25) for each in violations(simulated(seed, BoastingVms)))
     assert any("could outlive" in each for each in found)

@@ -394,7 +394,15 @@ def test_a_planted_bug_is_found(name: str) -> None:
     pytest.fail(f"{len(bug.seeds)} seeds do not show it")
 
 
-@pytest.mark.parametrize("name", BUGS)
+def ways() -> list[Any]:
+    """A bug of each way of changing scenarios: many change them in the same one."""
+    names: dict[Any, str] = {}
+    for name, bug in BUGS.items():
+        names.setdefault((bug.place, bug.budget_usd, bug.one_controller, bug.answers), name)
+    return list(names.values())
+
+
+@pytest.mark.parametrize("name", ways())
 def test_without_the_bug_the_same_seeds_are_clean(name: str) -> None:
     for seed in SEEDS[:4]:
         assert checks.violations(simulate(BUGS[name].scenario(seed))) == []
