@@ -163,12 +163,13 @@ class Desk:
         environ = {**self.environ, **(env or {})}
         with out.open("wb") as out_file, err.open("wb") as err_file, open(os.devnull, "rb") as nothing:
             popen: subprocess.Popen[bytes] | Forked
-            if not options and self._may_fork(environ):
+            options = {"stdin": nothing, **options}
+            if options.keys() == {"stdin"} and self._may_fork(environ):
                 request = Request(words, str(self.folder), environ, self._network)
-                popen = fork(request, (nothing, out_file, err_file))
+                popen = fork(request, (options["stdin"], out_file, err_file))
             else:
                 argv = [*self.prefix, sys.executable, "-m", "evalfleet", *words]
-                options = {"cwd": self.folder, "stdin": nothing, **options}
+                options = {"cwd": self.folder, **options}
                 popen = subprocess.Popen[bytes](
                     argv, env=environ, stdout=out_file, stderr=err_file, **options
                 )

@@ -56,6 +56,8 @@ class Request:
     """The network namespace that it is in; none: that of the tests."""
     module: str = "evalfleet"
     """What is run as `python -m` does."""
+    code: str = ""
+    """What is run instead, as `python -c` does."""
 
 
 class Forked:
@@ -144,8 +146,8 @@ def _exactly(end: socket.socket, count: int) -> bytes:
     return data
 
 
-def _serve(end: socket.socket) -> str:
-    """Fork for each request. Returns only in processes that were forked: the module that each is to run."""
+def _serve(end: socket.socket) -> Request:
+    """Fork for each request. Returns only in processes that were forked: what each is to run."""
     pipes: dict[int, tuple[int, int]] = {}  # pidfd -> pid, and where its end is told
     with selectors.DefaultSelector() as selector:
         selector.register(end, selectors.EVENT_READ)
@@ -172,7 +174,7 @@ def _serve(end: socket.socket) -> str:
                     end.close()
                     request = Request(**json.loads(data))
                     _become(request, streams)
-                    return request.module
+                    return request
                 for fd in streams:
                     os.close(fd)
                 watched = os.pidfd_open(pid)
@@ -205,15 +207,19 @@ def _open_streams() -> None:
     sys.stderr = os.fdopen(2, "w", 1, encoding, "backslashreplace", closefd=False)
 
 
-def _run(module: str) -> None:
+def _run(request: Request) -> None:
     """Run it, and end as Python does, but for clearing its memory."""
-    code = 1
+    code = 0
     try:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        if request.code:
+            exec(compile(request.code, "<string>", "exec"), vars(sys.modules["__main__"]))
+        else:
+            runpy.run_module(request.module, run_name="__main__", alter_sys=True)
     except SystemExit as end:
         code = int(end.code or 0)
     except BaseException:
         traceback.print_exc()
+        code = 1
     for thread in threading.enumerate():
         if not thread.daemon and thread is not threading.main_thread():
             thread.join()

@@ -16,11 +16,21 @@ import evalfleet
 from evalfleet.api.python import in_python
 from evalfleet.planning.flags import flags, word_of
 from tests.e2e.harness import Fleet, task, tasks
+from tests.forked import Request, fork
 from tests.waiting import PATIENCE_S
 
 
-def python(fleet: Fleet, code: str, expect: int = 0) -> Any:
-    """Run a script in the folder; what it printed last, as JSON."""
+def python(fleet: Fleet, code: str) -> Any:
+    """Run a script in the folder, with evalfleet loaded (tests/forked.py); what it printed last, as JSON."""
+    out, err = fleet.folder / "script.out", fleet.folder / "script.err"
+    request = Request((), str(fleet.folder), fleet.environ, code=code)
+    with open(os.devnull, "rb") as nothing, out.open("wb") as out_file, err.open("wb") as err_file:
+        returned = fork(request, (nothing, out_file, err_file)).wait(PATIENCE_S)
+    return said_last(returned, out.read_text("utf-8"), err.read_text("utf-8"))
+
+
+def new_python(fleet: Fleet, code: str) -> Any:
+    """The same in a Python that has loaded nothing, and that clears its memory at its end."""
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=fleet.folder,
@@ -30,20 +40,24 @@ def python(fleet: Fleet, code: str, expect: int = 0) -> Any:
         timeout=PATIENCE_S,
         check=False,
     )
-    assert done.returncode == expect, done.stderr
-    assert "Traceback" not in done.stderr or expect, done.stderr
-    return json.loads(done.stdout.splitlines()[-1]) if done.stdout.strip() else None
+    return said_last(done.returncode, done.stdout, done.stderr)
+
+
+def said_last(returned: int, out: str, err: str) -> Any:
+    assert returned == 0, err
+    assert "Traceback" not in err, err
+    return json.loads(out.splitlines()[-1]) if out.strip() else None
 
 
 def test_importing_loads_nothing_heavy(fleet: Fleet) -> None:
-    loaded = python(fleet, "import sys, evalfleet, json; print(json.dumps(sorted(sys.modules)))")
+    loaded = new_python(fleet, "import sys, evalfleet, json; print(json.dumps(sorted(sys.modules)))")
     heavy = {"asyncio", "msgspec", "rich", "sqlite3", "subprocess", "argparse", "evalfleet.api.runs"}
     assert not heavy & set(loaded)
 
 
 def test_the_help_loads_nothing_heavy(fleet: Fleet) -> None:
     code = "import sys, json, evalfleet.cli as c; c.main(['--help']); print(json.dumps(sorted(sys.modules)))"
-    assert not {"asyncio", "msgspec", "rich", "sqlite3", "evalfleet.api.runs"} & set(python(fleet, code))
+    assert not {"asyncio", "msgspec", "rich", "sqlite3", "evalfleet.api.runs"} & set(new_python(fleet, code))
 
 
 def test_run_and_read(fleet: Fleet) -> None:
@@ -57,7 +71,7 @@ assert again.results() == found == run.results()
 assert evalfleet.open().name == "r"
 print(json.dumps([found["scored"], len(run.tasks()), run.cost()["machines_usd"], run.exit_code, run.status]))
 """
-    assert python(fleet, code) == [3, 3, 0.0, 0, "done"]
+    assert new_python(fleet, code) == [3, 3, 0.0, 0, "done"]
     fleet.settled()
 
 
@@ -370,7 +384,7 @@ def test_a_type_checker_sees_the_parameters(tmp_path: Path) -> None:
 
 def test_a_script_that_ends_early_leaves_the_run_resumable(fleet: Fleet) -> None:
     fleet.bench(tasks(3, "gate go; score 1"))
-    python(fleet, "import evalfleet; evalfleet.run('./b.toml', workers=2, name='r')")
+    new_python(fleet, "import evalfleet; evalfleet.run('./b.toml', workers=2, name='r')")
     fleet.open_gate("go")
     assert fleet("resume", "r").code == 0
     assert fleet.results()["scored"] == 3

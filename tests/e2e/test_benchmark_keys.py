@@ -70,6 +70,7 @@ def test_secrets_of_setup_are_not_the_commands_and_the_other_way_round(fleet: Fl
         secrets=["AGENT_TOKEN"],
     )
     fleet.run().refused("needs AGENT_TOKEN, SETUP_TOKEN")
+    fleet.forks = True
     done = fleet.run(env={"SETUP_TOKEN": "st-123456", "AGENT_TOKEN": "at-98765432"})
     assert done.code == 0, done
     assert fleet("logs", "r", "a_1").out == "none ***\n9 none\n"

@@ -51,6 +51,7 @@ def test_an_engine_pulls_an_image_once_and_runs_each_attempt_within_its_limits(f
         secrets=["MODEL_KEY"],
         env={"COLOUR": "red"},
     )
+    fleet.forks = True
     done = fleet.run(env={"MODEL_KEY": "mk-12345678"})
     assert done.code == 0, done
     assert sorted(asked(fleet, "pull")) == ["pull other", "pull tiny"]

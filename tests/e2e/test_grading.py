@@ -98,8 +98,8 @@ class Quiz:
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
         (fleet.folder / "quiz_plug_in.py").write_text(PLUG_IN, "utf-8")
-        fleet.environ["PYTHONPATH"] += os.pathsep + str(fleet.folder)
         fleet.environ["JUDGE_KEY"] = "s3cr3t-judge"
+        fleet.forks = True
 
     def words(self, answers: str) -> tuple[str, ...]:
         return ("run", "quiz_plug_in:Quiz", "--name", "r", "--set", f"answers={answers}", "--workers", "2")

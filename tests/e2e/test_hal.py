@@ -184,6 +184,7 @@ def test_bad_input_is_told_in_one_line_before_anything_is_made(fleet: Fleet, hal
     fleet(*hal.words("--task", "unheard")).refused("unheard")
     fleet(*hal.words("-A", "model_name")).refused("-A must be followed by KEY=VALUE")
     fleet.environ["OPENAI_API_KEY"] = "sk-a-secret-of-somebody"
+    fleet.forks = True
     shown = fleet(*hal.words("-A", "key=sk-a-secret-of-somebody", secrets="OPENAI_API_KEY"))
     shown.refused("OPENAI_API_KEY")
     assert "sk-a-secret" not in shown.said
@@ -249,6 +250,7 @@ def test_hals_own_command_line_runs_and_goes_on_with_what_has_no_answer(
     fleet: Fleet, hal_eval: HalEval
 ) -> None:
     fleet.environ["OPENAI_API_KEY"] = "sk-a-secret-of-somebody"
+    fleet.forks = True
     chosen = ("--run_id", "r", "--task_ids", "crash, right,measured", "--max_concurrent", "2")
     done = hal_eval(*chosen, "-A", "some-list=a,b", "-B", "x=1", "--upload", "--json")
     assert done.code == 0, done
@@ -347,6 +349,7 @@ def test_the_variables_of_hals_google_cloud_are_understood(fleet: Fleet, hal_eva
         "BUCKET_NAME": "our-results",
         "SSH_PUBLIC_KEY_PATH": "key.pub",
     }
+    fleet.forks = True
     on_google = ("--google-cloud", "--set=ssh_from=203.0.113.7/32", "--dry-run", "--json")
     done = hal_eval(*on_google)
     plan = done.json["plan"]
@@ -459,6 +462,7 @@ def test_wandb_traces_agents_only_on_request_and_tells_what_they_cost(
         (folder / "weave.py").write_text(WEAVE.format(path=str(traces)), "utf-8")
     words = hal.words("--task", "right", "--task", "wrong")
     fleet.environ["WANDB_API_KEY"] = "a-key-of-wandb"
+    fleet.forks = True
     assert fleet(*words).code == 0
     assert not traces.exists()
     asked = [*(word.replace("=r", "=s") for word in words), "--set=wandb=my-project"]

@@ -56,6 +56,7 @@ def test_an_image_is_pulled_with_a_token_that_no_agent_sees(
         "PATH": f"{engine.parent}:{fleet.environ['PATH']}",
         "REGISTRY_TOKEN": "ya29.short-lived",
     }
+    fleet.forks = True
     quiz = hal.repo / "agents/quiz/main.py"
     show = "    with open('env.json', 'w') as file: json.dump(dict(os.environ), file)\n    do = "
     quiz.write_text(quiz.read_text("utf-8").replace("    do = ", show), "utf-8")

@@ -235,6 +235,7 @@ def test_cancel(fleet: Fleet, left: bool) -> None:
 def test_cancel_of_a_left_run_starts_nothing(fleet: Fleet) -> None:
     """What ended meanwhile frees its machine, but nothing may be handed out, and no secret is needed."""
     fleet.bench(tasks(4, "gate go; score 1"), secrets=["KEY"])
+    fleet.forks = True
     run = fleet.start_run("--workers", "2", env={"KEY": "sesame-42"})
     fleet.started("a_1.0", "a_2.0")
     run.kill()

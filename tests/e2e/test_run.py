@@ -464,6 +464,7 @@ def test_own_metrics_tokens_and_metadata_are_kept_and_shown(fleet: Fleet) -> Non
     fleet.bench(
         [task("a_1", told(10)), task("b_1", told(20, "'$KEY'")), task("b_2", broken)], secrets=["KEY"]
     )
+    fleet.forks = True
     fleet.run("--attempts", "1", env={"KEY": "s3cret-value-of-key"})
     found = fleet.results()
     assert found["metrics"]["lines"] == {"count": 2, "mean": 15.0, "min": 10.0, "max": 20.0, "total": 30.0}

@@ -54,6 +54,7 @@ def test_the_value_is_nowhere(fleet: Fleet) -> None:
 
 def test_a_followed_log_is_masked(fleet: Fleet) -> None:
     """While the task runs its log is still on its machine, as it was written."""
+    fleet.forks = True
     fleet.bench([task("a", 'echo "key: $KEY"; gate go; score 1')], secrets=["KEY"])
     run = fleet.start_run(env={"KEY": VALUE})
     fleet.started("a.0")
@@ -94,12 +95,14 @@ def test_env_files_are_never_uploaded(fleet: Fleet) -> None:
 
 
 def test_what_is_not_asked_for_is_not_passed_on(fleet: Fleet) -> None:
+    fleet.forks = True
     fleet.bench([task("a", "env | note; score 1")])
     assert fleet.run(env={"AWS_SECRET_ACCESS_KEY": VALUE}).code == 0
     assert VALUE not in fleet.note("a")
 
 
 def test_resume_needs_the_secret_again(fleet: Fleet) -> None:
+    fleet.forks = True
     fleet.bench(tasks(2, "gate go; score 1"), secrets=["KEY"])
     run = fleet.start_run(env={"KEY": VALUE})
     fleet.started("a_1.0")
@@ -111,6 +114,7 @@ def test_resume_needs_the_secret_again(fleet: Fleet) -> None:
 
 
 def test_a_log_is_not_followed_by_who_cannot_mask_it(fleet: Fleet) -> None:
+    fleet.forks = True
     fleet.bench([task("a", 'echo "key: $KEY"; gate go; score 1')], secrets=["KEY"])
     run = fleet.start_run(env={"KEY": VALUE})
     fleet.started("a.0")

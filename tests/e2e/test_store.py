@@ -176,6 +176,7 @@ def store(request: pytest.FixtureRequest, fleet: Fleet) -> Iterator[SharedFolder
         made = StoreServer(storage, fleet.folder)
         for name, value in made.environ.items():
             fleet.environ[name] = value
+        fleet.forks = True
         yield made
 
 
@@ -209,6 +210,7 @@ def test_a_machine_forgets_an_attempt_when_its_end_is_in_the_store_and_files_fol
         told = [unquote(request) for request in storage.requests]
         return next(n for n, request in enumerate(told) if request.startswith(f'"{method} {below}'))
 
+    fleet.forks = other.forks = True
     with CloudStorage("bucket") as storage:
         environ = storage.environ(fleet.folder)
         storage.refuses = lambda name, content: "/journal/" in name and b"AttemptCollected" in content

@@ -26,7 +26,7 @@ DIGEST = "sha256:" + "a" * 64
 
 
 def evalfleet(folder: Path, *words: str) -> Done:
-    return Desk(folder, environ={"OPENAI_API_KEY": "k"})(*ASKED, *words)
+    return Desk(folder, environ={"OPENAI_API_KEY": "k"}, forks=True)(*ASKED, *words)
 
 
 def told(done: Done) -> dict[str, Any]:
