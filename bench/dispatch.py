@@ -36,14 +36,14 @@ COUNTED = (
 
 
 def run(quick: bool) -> Result:
-    attempts, rounds = (24, 1) if quick else (ATTEMPTS, ROUNDS)
+    attempts, machines, rounds = (24, 2, 1) if quick else (ATTEMPTS, MACHINES, ROUNDS)
     ours: list[Figures] = []
     theirs: dict[str, list[Figures]] = {}
     loads: list[float] = []
     with ExitStack() as kept:  # ext4 is slow to make files for minutes after many were deleted
         for _ in range(rounds):
             loads.append(os.getloadavg()[0])
-            ours.append(_evalfleet(attempts, kept.enter_context(Workspace())))
+            ours.append(_evalfleet(attempts, machines, kept.enter_context(Workspace())))
             for name, argv in PEERS.items():
                 theirs.setdefault(name, []).append(peer(argv, attempts))
     figures = _medians(ours)
@@ -56,7 +56,7 @@ def run(quick: bool) -> Result:
         aims["controller_and_supervisors_ms"] = below(figures["controller_and_supervisors_ms"], 3.0)
     if "rate_over_gnu_parallel" in figures:
         aims["rate_over_gnu_parallel"] = at_least(figures["rate_over_gnu_parallel"], 1.0)
-    figures |= {"attempts": attempts, "machines": MACHINES, "rounds": rounds, "counted": COUNTED}
+    figures |= {"attempts": attempts, "machines": machines, "rounds": rounds, "counted": COUNTED}
     figures["cpu_ms_by_round"] = [rounded(each.get("controller_and_supervisors_ms", 0.0)) for each in ours]
     figures["load_before_a_round"] = loads  # a busy computer makes the same work cost more CPU
     return Result("dispatch", figures, aims, against)
@@ -70,11 +70,11 @@ def _medians(rounds: Sequence[Figures]) -> Figures:
     return {key: rounded(statistics.median(each[key] for each in rounds)) for key in rounds[0]}
 
 
-def _evalfleet(attempts: int, space: Workspace) -> Figures:
+def _evalfleet(attempts: int, machines: int, space: Workspace) -> Figures:
     with processes.heir() as inherits:
         path = space.benchmark(["true"], [{"id": f"t_{i}"} for i in range(attempts)])
         start = time.perf_counter()
-        process = space.start_run(path, MACHINES)
+        process = space.start_run(path, machines)
         if not inherits:
             space.finish(process, LIMIT_S)
             return _rates(space, attempts, time.perf_counter() - start)

@@ -209,10 +209,16 @@ def other_figures(modules: list[Module]) -> Figures:
 
 def files_by_addition(modules: list[Module]) -> dict[str, int]:
     """How many files each later addition has; none belongs to two."""
+    paths = [module.path.as_posix() for module in modules]
     return {
-        addition: sum(any(module.path.is_relative_to(part) for part in parts) for module in modules)
+        addition: sum(any(is_in(path, part) for part in parts) for path in paths)
         for addition, parts in LATER.items()
     }
+
+
+def is_in(path: str, part: str) -> bool:
+    """Whether a file is this one, or in this room: pathlib takes a second to tell it of all."""
+    return path == part or path.startswith(f"{part}/")
 
 
 def comments(module: Module) -> int:
@@ -256,6 +262,6 @@ def outside(modules: list[Module], room: str, word: re.Pattern[str], *exempt: st
     return [
         str(module.path)
         for module in modules
-        if not any(module.path.is_relative_to(folder) for folder in (room, *exempt))
+        if not any(is_in(module.path.as_posix(), folder) for folder in (room, *exempt))
         and word.search(module.source.lower())
     ]

@@ -32,7 +32,7 @@ def run(quick: bool) -> Result:
     }
     with Workspace() as space:
         environ = environment(EVALFLEET_HOME=str(space.home))
-        seconds = _interleaved({**ours, **python}, environ, 2 if quick else ROUNDS)
+        seconds = _interleaved({**ours, **python}, environ, 1 if quick else ROUNDS)
         imports = _imports((*EVALFLEET, "ls"), environ)
     medians = {name: rounded(statistics.median(each)) for name, each in seconds.items()}
     figures: Figures = {f"{name}_cpu_s": medians[name] for name in ours}

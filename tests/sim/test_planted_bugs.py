@@ -286,6 +286,7 @@ class Bug:
     one_controller: bool = False
     answers: bool | None = None
     seeds: range = SEEDS
+    """Where to look for it: from the first one on that shows it, as others only take time."""
 
     def scenario(self, seed: int) -> Scenario:
         """The seed's, in a place that has the bug; a fold of a damaged journal need not get far."""
@@ -340,16 +341,22 @@ BUGS = {
         seeds=range(46, 80),  # what two write at once may have no end, which takes long to see
     ),
     "a double start": Bug(Parts(world=ForgetsStarts), seen_by_the_world, "started twice"),
-    "no fence": Bug(Parts(world=ObeysAnybody), seen_by_the_world, "obeyed the stale epoch"),
-    "no dead-man switch": Bug(Parts(world=NeverExpires), checks.nothing_left_behind, "outlived its expiry"),
+    "no fence": Bug(Parts(world=ObeysAnybody), seen_by_the_world, "obeyed the stale epoch", seeds=SEEDS[14:]),
+    "no dead-man switch": Bug(
+        Parts(world=NeverExpires), checks.nothing_left_behind, "outlived its expiry", seeds=SEEDS[10:]
+    ),
     "durations by the time of day": Bug(
         Parts(world=CountsByTheWallClock), seen_by_the_world, "but its machine counted"
     ),
     "expiries by the time of day": Bug(
-        Parts(world=ExpiresByTheWallClock), seen_by_the_world, "too early", place="hosts"
+        Parts(world=ExpiresByTheWallClock), seen_by_the_world, "too early", place="hosts", seeds=SEEDS[10:]
     ),
     "a hasty tear-down": Bug(
-        Parts(places=places(vms=HastyVms)), checks.nothing_left_behind, "was left behind", place="vms"
+        Parts(places=places(vms=HastyVms)),
+        checks.nothing_left_behind,
+        "was left behind",
+        place="vms",
+        seeds=SEEDS[8:],
     ),
     "a delete that lies": Bug(
         Parts(places=places(vms=LyingVms)), checks.nothing_left_behind, "was left behind", place="vms"
@@ -377,9 +384,16 @@ BUGS = {
         place="service",
     ),
     "durations by the wall clock": Bug(
-        Parts(clock=ByTheWallClock), checks.within_limits, "of a budget of", place="vms", budget_usd=0.1
+        Parts(clock=ByTheWallClock),
+        checks.within_limits,
+        "of a budget of",
+        place="vms",
+        budget_usd=0.1,
+        seeds=SEEDS[18:],
     ),
-    "a result of another": Bug(Parts(world=MixesResults), checks.no_score_is_forged, "did not get"),
+    "a result of another": Bug(
+        Parts(world=MixesResults), checks.no_score_is_forged, "did not get", seeds=SEEDS[7:]
+    ),
     "a crowded slot": Bug(Parts(engine=CrowdsSlots), seen_by_the_world, "attempts at once"),
 }
 

@@ -40,25 +40,26 @@ MANY = "import pytest\n@pytest.mark.parametrize('n', range(11))\ndef test_broken
 
 
 @pytest.mark.parametrize(
-    ("tests", "code", "words", "absent"),
+    ("tests", "workers", "code", "words", "absent"),
     [
-        (STEADY, 0, ["1 passed"], ["!!!!!!!!"]),
-        (STEADY + UNSTEADY, 0, ["UNSTEADY", "test_t.py::test_unsteady[a b]", "3 passed"], []),
-        (STEADY + UNSTEADY + BROKEN, 1, ["FAILED TWICE"], ["UNSTEADY"]),
-        (STEADY + MANY, 1, ["11 TESTS FAILED"], ["once more"]),
-        ("import nothing_of_that_name\n", 2, ["FAILED TWICE"], ["UNSTEADY"]),
+        (STEADY, 0, 0, ["1 passed"], ["!!!!!!!!"]),
+        (STEADY + UNSTEADY, 1, 0, ["UNSTEADY", "test_t.py::test_unsteady[a b]", "3 passed"], []),
+        (STEADY + UNSTEADY + BROKEN, 0, 1, ["FAILED TWICE"], ["UNSTEADY"]),
+        (STEADY + MANY, 0, 1, ["11 TESTS FAILED"], ["once more"]),
+        ("import nothing_of_that_name\n", 1, 2, ["FAILED TWICE"], ["UNSTEADY"]),
     ],
     ids=["steady", "unsteady", "broken", "many", "not loaded"],
 )
 def test_failures_are_tried_once_more(
-    tmp_path: Path, tests: str, code: int, words: list[str], absent: list[str]
+    tmp_path: Path, tests: str, workers: int, code: int, words: list[str], absent: list[str]
 ) -> None:
     (tmp_path / ".venv").mkdir()
     (tmp_path / "test_t.py").write_text(tests)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     environ = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # only what is needed: others take long to load
-    argv = [str(TOOL), sys.executable, "-m", "pytest", "-p", "xdist", "-n", "1", "--dist", "worksteal"]
+    argv = [str(TOOL), sys.executable, "-m", "pytest", "-p", "xdist"]
+    argv += ["-n", str(workers), "--dist", "worksteal"]  # a worker takes as long to start as all else
     done = subprocess.run(
         argv, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )

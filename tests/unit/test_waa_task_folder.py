@@ -306,8 +306,9 @@ def test_times_and_steps_that_cannot_be_are_unknown(tmp_path: Path) -> None:
 
 def test_the_end_of_a_huge_trajectory_counts(tmp_path: Path) -> None:
     error = {"Error": "x", "Traceback": TRACEBACKS["throttled"][1]}
+    pad = "x" * 100_000
     with (tmp_path / "traj.jsonl").open("w") as file:
-        file.writelines(json.dumps({"step_num": n, "pad": "x" * 100_000}) + "\n" for n in range(700))
+        file.writelines(f'{{"step_num": {n}, "pad": "{pad}"}}\n' for n in range(700))
         file.write(json.dumps(error) + "\n")
     found = read_task(str(tmp_path))
     assert (found.cause, found.steps) == ("model", 699)
