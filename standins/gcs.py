@@ -1,6 +1,7 @@
 """A stand-in for Cloud Storage, as far as its XML API is used: objects, conditions, lists, parts, and tokens.
 
 It keeps objects in memory. What it does not know, it refuses, so that a client that asks for more is noticed.
+`python -m standins.gcs` serves one bucket until Ctrl-C.
 """
 
 from __future__ import annotations
@@ -12,8 +13,11 @@ import itertools
 import json
 import re
 import socket
+import sys
+import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -22,9 +26,11 @@ from typing import Any, Self
 from urllib.parse import parse_qs, parse_qsl, unquote, urlsplit
 from xml.sax.saxutils import escape
 
+from standins import by_hand
 from standins.gce.identity import Identity
 from standins.gce.words import ApiError
 
+BUCKET = "bucket"
 PAGE = 50
 LISTING = {"list-type", "prefix", "delimiter", "max-keys", "encoding-type"}
 OLDER, NEWER = {"marker"}, {"continuation-token", "start-after", "fetch-owner"}
@@ -302,3 +308,19 @@ def _name_in(token: str) -> str:
     if word != "after":
         raise Refused(400, "InvalidArgument", "The continuation token provided is incorrect.")
     return name
+
+
+@contextmanager
+def serving() -> Iterator[dict[str, str]]:
+    """Serve one bucket meanwhile; the variables by which it is reached."""
+    with tempfile.TemporaryDirectory(prefix="gcs-stand-in-") as folder, CloudStorage(BUCKET) as storage:
+        yield storage.environ(Path(folder))
+
+
+def main(argv: list[str]) -> int:
+    by_hand.parser("gcs", "A bucket of Cloud Storage on this computer, until Ctrl-C.").parse_args(argv)
+    return by_hand.serve("gcs", serving, lambda environ: by_hand.bucket_guide(environ, f"gs://{BUCKET}"))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -2,7 +2,7 @@
 
 moto lets everybody in. Here each request must be signed right (by botocore's own reckoning) by a key that
 exists, keys of a session may do what the session's policy says and nothing else, and end with it; and who may
-not list is not told whether an object exists. `python -m standins.s3 PORT_FILE` serves one bucket.
+not list is not told whether an object exists. `python -m standins.s3` serves one bucket until Ctrl-C.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from __future__ import annotations
 import fnmatch
 import io
 import json
+import logging
 import secrets
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, quote
 
@@ -24,6 +26,8 @@ from botocore.credentials import Credentials
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from moto.s3.models import s3_backends
 from werkzeug.serving import make_server
+
+from standins import by_hand
 
 BUCKET, REGION = "bucket", "us-east-1"
 OWN = ("AKIAUSER", "a secret of the user's")
@@ -193,9 +197,25 @@ def environ_of(url: str) -> dict[str, str]:
     }
 
 
-if __name__ == "__main__":
+@contextmanager
+def serving() -> Iterator[str]:
+    """Serve one bucket meanwhile; the address."""
     server = make_server("127.0.0.1", 0, S3(), threaded=False)
-    path = Path(sys.argv[1])
-    path.with_suffix(".part").write_text(str(server.port))
-    path.with_suffix(".part").rename(path)
-    server.serve_forever()
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def main(argv: list[str]) -> int:
+    by_hand.parser("s3", "A bucket of S3 on this computer, until Ctrl-C.").parse_args(argv)
+    logging.getLogger("werkzeug").setLevel(logging.WARNING)  # it would tell each request
+    return by_hand.serve("s3", serving, lambda url: by_hand.bucket_guide(environ_of(url), f"s3://{BUCKET}"))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

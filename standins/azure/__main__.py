@@ -1,13 +1,10 @@
-"""`python -m standins.azure`: an Azure on this computer, until Ctrl-C. Its machines are records, or hosts."""
+"""An Azure on this computer, until Ctrl-C. Its virtual machines are records, or hosts."""
 
 from __future__ import annotations
 
-import argparse
-import signal
 import sys
-import threading
 
-from evalfleet.lab import Lab
+from standins import by_hand
 
 from . import Hosts, StandIn, Timing
 
@@ -15,40 +12,25 @@ SOON = Timing((0.0, 0.1), (0.0, 0.1), (1.0, 3.0), (0.0, 0.1), (0.0, 0.1))
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m standins.azure", description=__doc__)
-    parser.add_argument("--hosts", action="store_true", help="machines are lab hosts with an sshd (as root)")
-    args = parser.parse_args(argv)
-    if args.hosts and (missing := Lab.missing()):
-        print(f"standins.azure: --hosts cannot work here: {missing}", file=sys.stderr)
-        return 2
-    over = threading.Event()
-    for name in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(name, lambda signum, frame: over.set())
-    with StandIn(Hosts() if args.hosts else None, timing=SOON) as azure:
-        print(instructions(azure), flush=True)
-        over.wait()
-    return 0
+    hosts = by_hand.wants_hosts("azure", __doc__, argv, "machines are hosts of the lab with a real sshd")
+    return by_hand.serve(
+        "azure", lambda: StandIn(Hosts() if hosts else None, timing=SOON), lambda azure: guide(azure, hosts)
+    )
 
 
-def instructions(azure: StandIn) -> str:
-    """What a client needs: the environment, and a place for evalfleet.toml."""
-    variables = {
-        "AZURE_TENANT_ID": azure.tenant,
-        "AZURE_CLIENT_ID": azure.client_id,
-        "AZURE_CLIENT_SECRET": azure.client_secret,
-        "AZURE_AUTHORITY_HOST": azure.endpoint,
-        "REQUESTS_CA_BUNDLE": str(azure.ca),
-    }
-    exports = "\n".join(f"export {name}={value}" for name, value in variables.items())
-    place = {
+def guide(azure: StandIn, hosts: bool) -> by_hand.Guide:
+    settings = {
         "kind": "azure_vm",
         "subscription": azure.subscription,
         "resource_group": "rg",
-        "endpoint": azure.endpoint,
+        "endpoint": azure.endpoint_inside if hosts else azure.endpoint,
         "ca": str(azure.ca),
+        "ssh_from": ["*"],
+        "settle_s": 0.5,
     }
-    keys = "\n".join(f'{key} = "{value}"' for key, value in place.items())
-    return f'{exports}\n\n# evalfleet.toml\n[places.standin]\n{keys}\nssh_from = ["*"]\n\n# Ctrl-C ends it'
+    exports = {**azure.service_principal(inside=hosts), "REQUESTS_CA_BUNDLE": str(azure.ca)}
+    hints = by_hand.run_hints(azure.hosts.lab) if hosts else by_hand.NO_HOSTS
+    return by_hand.Guide(exports, by_hand.PLACE, settings, hints)
 
 
 if __name__ == "__main__":

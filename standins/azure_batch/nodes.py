@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import Protocol
 
+from evalfleet.lab import LabError
 from evalfleet.lab.network import GATEWAY
 from standins.azure_ml.nodes import ContainerRun, Processes
 from standins.cloud.hosts import Hosts
@@ -249,8 +250,12 @@ class LabNodes:
         return ["nsenter", f"--target={pid}", "--all", "--root", "--wd", "--"]
 
     async def execute(self, node: str, argv: Sequence[str]) -> tuple[int, bytes]:
+        try:
+            enter = self._enter(node)
+        except (KeyError, LabError):
+            return 1, b""  # its host is off, or is just being removed
         process = await asyncio.create_subprocess_exec(
-            *self._enter(node),
+            *enter,
             *argv,
             stdin=-3,
             stdout=-1,

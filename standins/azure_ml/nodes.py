@@ -134,8 +134,10 @@ class Processes:
         """Why it cannot be used here; None if it can."""
         try:
             subprocess.run([*_own_namespace(), "true"], check=True, capture_output=True)
-        except (OSError, subprocess.CalledProcessError) as err:
+        except OSError as err:
             return f"no namespaces of processes can be made: {err}"
+        except subprocess.CalledProcessError as err:
+            return f"no namespaces of processes can be made: {err.stderr.decode().strip()}"
         return None
 
     async def pull(self, image: str, login: Json) -> str:

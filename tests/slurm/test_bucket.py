@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -26,6 +24,7 @@ from evalfleet.places.slurm import SlurmPlace, SlurmSettings
 from evalfleet.ports import Fence, PlaceContext
 from evalfleet.testing.harness import find, first_offer
 from standins.s3 import environ_of
+from tests.by_hand import started_by_hand
 from tests.desk import Desk
 from tests.waiting import until, until_async
 
@@ -53,13 +52,8 @@ class Bucket(NamedTuple):
 
 @pytest.fixture(scope="module")
 def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bucket]:
-    port = tmp_path_factory.mktemp("s3") / "port"
-    with subprocess.Popen([sys.executable, "-m", "standins.s3", str(port)], stderr=subprocess.DEVNULL) as s3:
-        try:
-            until(port.exists, "S3 is up")
-            yield Bucket(environ_of(f"http://127.0.0.1:{port.read_text()}"))
-        finally:
-            s3.kill()
+    with started_by_hand(tmp_path_factory.mktemp("s3"), "s3") as s3:
+        yield Bucket(s3.exports)
 
 
 def away(cluster: Cluster, folder: Path, bucket: Bucket, count: int, settings: str = "") -> Desk:
