@@ -31,22 +31,22 @@ NEWEST = 4  # above all epochs that the suites use
 
 
 class LentHarness(ShellHarness):
-    """A pool of three machines of this computer, and runs `contract` and `other` that borrow them."""
+    """A pool of machines of this computer, and runs `contract` and `other` that borrow them."""
 
     kind: Kind = "lent"
     unit_s = 0.25
     silent_s = 3.0
     patience_s = PATIENCE_S
-    capacity = MACHINES
     listed_when_expired = True  # what expires is the hold; the machine is the pool's
 
-    def __init__(self) -> None:
+    def __init__(self, machines: int) -> None:
         super().__init__()
         allow_for_load(self)
+        self.capacity = machines
         self.store = Store.open(self.directory / "home")
         self.epochs: dict[str, int] = {}
         self.local = LocalPlace("local", LocalSettings(), self.store.home / ".machines")
-        self.machines = [MachineId(f"pool-{self.store.home_id}-{n}") for n in range(1, MACHINES + 1)]
+        self.machines = [MachineId(f"pool-{self.store.home_id}-{n}") for n in range(1, machines + 1)]
         asyncio.run(self._make_pool())
         for run in ("contract", "other"):
             self.store.create_stream(run, "run", WallClock().now(), [RunPlanned(Plan(run, "b"), 0)])
@@ -55,7 +55,7 @@ class LentHarness(ShellHarness):
     async def _make_pool(self) -> None:
         now = WallClock().now()
         (offer,) = await self.local.offers(Needs())
-        limits = Limits(workers=MACHINES)
+        limits = Limits(workers=len(self.machines))
         events: list[Event] = [
             PoolPlanned(Plan("pool", "", ("local",), limits=limits, home=self.store.home_id))
         ]
@@ -89,9 +89,16 @@ class LentHarness(ShellHarness):
             await self.local.delete(machine)
 
 
-class TestLentPlace(PlaceContract, ChannelContract):
+class TestLentChannel(ChannelContract):
+    """Its tests use one machine each, and every other one would be a supervisor that does nothing."""
+
     def harness(self) -> Harness:
-        return LentHarness()
+        return LentHarness(1)
+
+
+class TestLentPlace(PlaceContract):
+    def harness(self) -> Harness:
+        return LentHarness(MACHINES)
 
     @promise
     async def test_a_machine_ends_by_itself_at_its_expiry(self, h: Harness) -> None:

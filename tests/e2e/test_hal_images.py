@@ -145,6 +145,7 @@ class Images:
 
 @pytest.fixture(scope="module")
 def images() -> Iterator[Images]:
+    """To make it takes longer than a test does: none is marked as slow, or each would have another worker."""
     with podman_with(PROGRAMS) as podman, registry() as served:
         yield Images(podman, served)
 
@@ -189,7 +190,6 @@ def in_containers(podman: Podman) -> dict[int, str]:
 
 
 @real
-@pytest.mark.slow
 def test_agents_run_unchanged_in_an_image_whose_registrys_token_they_never_see(
     fleet: Fleet, hal: Hal, in_images: InImages
 ) -> None:
@@ -223,7 +223,6 @@ def test_agents_run_unchanged_in_an_image_whose_registrys_token_they_never_see(
 
 
 @real
-@pytest.mark.slow
 def test_what_no_other_machine_would_do_better_is_told_in_one_line(images: Images, tmp_path: Path) -> None:
     def refused(image: str, told: str, token: str = "REGISTRY_TOKEN", value: str = TOKEN) -> None:
         name = images.registry.name(image)

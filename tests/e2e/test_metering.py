@@ -298,6 +298,7 @@ def test_the_vendors_own_clients_find_the_meter(fleet: Fleet, models: Served) ->
 def test_an_api_at_the_whole_address_of_a_deployment_is_metered(fleet: Fleet, models: Served) -> None:
     """Some clients read no other."""
     ask = (
+        "import urllib.request\n"
         "key, url = os.environ['AZURE_API_KEY'], os.environ['AZURE_ENDPOINT']\n"
         "request = urllib.request.Request(url, b'{\"messages\": []}', {'api-key': key})\n"
         "urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request).read(); score(1)"
