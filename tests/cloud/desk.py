@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from standins import azure, gce
 from tests.cloud import gce_places, places
-from tests.cloud.places import GROUP, LOST_S, SETTLE_S, SIZE
+from tests.cloud.places import GROUP, SETTLE_S, SIZE, lost_s
 from tests.desk import Desk, Process
 
 BENCH = """\
@@ -51,7 +51,7 @@ class CloudDesk(Desk):
     def configure(self, **more: Any) -> None:
         """Write `evalfleet.toml` anew."""
         given = {"endpoint": self._endpoint, "ca": self._ca, "ssh_from": ["*"], "settle_s": SETTLE_S}
-        given |= {"lost_s": LOST_S, "owner": "tester", **more}
+        given |= {"lost_s": lost_s(), "owner": "tester", **more}
         text = "".join(f"{key} = {_toml(value)}\n" for key, value in given.items())
         (self.folder / "evalfleet.toml").write_text(f"[places.{self.place}]\n{text}")
 

@@ -10,7 +10,7 @@ from evalfleet.model import MachineId, Needs, Offer
 from evalfleet.places.gce import GcePlace, GceSettings
 from evalfleet.ports import Check, PlaceContext
 from standins.gce import StandIn, Timing
-from tests.cloud.places import LOST_S, SETTLE_S
+from tests.cloud.places import SETTLE_S, lost_s
 
 HOME = "abc123def456"
 TYPE, ZONE = "e2-standard-4", "us-central1-a"
@@ -30,7 +30,7 @@ def settings(google: StandIn, *, inside: bool = False, **more: Any) -> GceSettin
         "ca": str(google.ca),
         "owner": "tester",
         "settle_s": SETTLE_S,
-        "lost_s": LOST_S,
+        "lost_s": lost_s(),
         **more,
     }
     return GceSettings(**given)

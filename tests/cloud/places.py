@@ -10,13 +10,17 @@ from evalfleet.model import Needs, Offer
 from evalfleet.places.azure import AzurePlace, AzureSettings
 from evalfleet.ports import Check, PlaceContext
 from standins.azure import StandIn
+from tests.waiting import slowness
 
 HOME = "abc123def456"
 GROUP = "rg"
 SIZE = "Standard_D4ds_v5"
 SETTLE_S = 0.5
-LOST_S = 12.0
-"""Tests do not wait as long as Azure may pause a machine."""
+
+
+def lost_s() -> float:
+    """After so much silence a machine is lost. Tests do not wait as long as Azure may pause one."""
+    return 12.0 * slowness()
 
 
 def settings(azure: StandIn, *, inside: bool = False, **more: Any) -> AzureSettings:
@@ -30,7 +34,7 @@ def settings(azure: StandIn, *, inside: bool = False, **more: Any) -> AzureSetti
         "ca": str(azure.ca),
         "owner": "tester",
         "settle_s": SETTLE_S,
-        "lost_s": LOST_S,
+        "lost_s": lost_s(),
         **more,
     }
     return AzureSettings(**given)

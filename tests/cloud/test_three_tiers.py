@@ -68,7 +68,7 @@ class Azure:
                 "sizes": [places.SIZE],
                 "regions": ["eastus"],
                 "ssh_from": ["*"],
-                "lost_s": places.LOST_S,
+                "lost_s": places.lost_s(),
                 **common,
             },
         }

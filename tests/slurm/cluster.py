@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from tests.waiting import until
+from tests.waiting import slowness, until
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "srun", "scancel", "scontrol")
 GRACE_S = 25
@@ -47,7 +47,7 @@ PreemptMode=REQUEUE
 InactiveLimit=0
 KillWait=5
 MinJobAge={min_job_age_s}
-SlurmdTimeout=6
+SlurmdTimeout={silent_s}
 SlurmdParameters=config_overrides
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
@@ -112,6 +112,7 @@ class Cluster:
                 last=last,
                 cpus=cpus,
                 min_job_age_s=min_job_age_s,
+                silent_s=round(6 * slowness()),
                 grace_s=GRACE_S,
                 more=more,
                 node=f"RealMemory=1000 {node}",
