@@ -10,8 +10,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from evalfleet.events import MachinePrepared
 from tests.desk import Done, Process
 from tests.e2e.harness import Fleet, task, tasks
@@ -285,14 +283,14 @@ def answered(fleet: Fleet, answer: bytes) -> Done:
         os.close(slave)
 
 
-@pytest.mark.parametrize("answer", [b"y\n", b"YES\n", b"\n", b"\x04"])
-def test_only_yes_is_yes(fleet: Fleet, answer: bytes) -> None:
+def test_only_yes_is_yes(fleet: Fleet) -> None:
     pool(fleet, "create")
-    done = answered(fleet, answer)
-    assert done.code == 2
-    assert "This will delete pool p and its 1 machine" in done.out
-    assert done.err == "evalfleet: nothing was deleted\n"
-    assert statuses(fleet) == {"worker-vm": "ready"}
+    for answer in (b"y\n", b"YES\n", b"\n", b"\x04"):
+        done = answered(fleet, answer)
+        assert done.code == 2, answer
+        assert "This will delete pool p and its 1 machine" in done.out
+        assert done.err == "evalfleet: nothing was deleted\n"
+        assert statuses(fleet) == {"worker-vm": "ready"}, answer
     pool(fleet, "delete", "--yes")
 
 
