@@ -117,7 +117,8 @@ def _models(space: Workspace) -> str:
     )
     space.adopt(process)
     assert process.stdout is not None
-    return process.stdout.readline().decode().strip().partition("=")[2].removesuffix("/v1")
+    address = next(line for line in process.stdout if b"OPENAI_BASE_URL=" in line)
+    return address.decode().strip().partition("=")[2].removesuffix("/v1")
 
 
 def _passed(url: str, results: Figures) -> Figures:

@@ -88,8 +88,8 @@ async def _models() -> AsyncIterator[Way]:
     process = await asyncio.create_subprocess_exec(*command, stdout=-1)
     try:
         assert process.stdout is not None
-        line = (await process.stdout.readline()).decode().strip()
-        yield Way(line.partition("=")[2].removesuffix("/v1"), KEY)
+        address = (await process.stdout.readuntil(b"/v1\n")).decode().partition("OPENAI_BASE_URL=")[2]
+        yield Way(address.strip().removesuffix("/v1"), KEY)
     finally:
         process.kill()
         await process.wait()

@@ -57,6 +57,16 @@ def wants_hosts(name: str, about: str | None, argv: Sequence[str], meaning: str)
     return wanted
 
 
+def told_to_end() -> threading.Event:
+    """What is set when this process is told to end; until then it does not."""
+    over = threading.Event()
+    for signum in ENDS:
+        # also SIGINT that is ignored, as in a background job of a script; but `nohup` means what it says
+        if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN:
+            signal.signal(signum, lambda signum, frame: over.set())
+    return over
+
+
 def serve(
     name: str,
     make: Callable[[], AbstractContextManager[T]],
@@ -69,11 +79,7 @@ def serve(
     """
     if missing:
         return _refused(name, missing)
-    over = threading.Event()
-    for signum in ENDS:
-        # also SIGINT that is ignored, as in a background job of a script; but `nohup` means what it says
-        if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN:
-            signal.signal(signum, lambda signum, frame: over.set())
+    over = told_to_end()
     try:
         with make() as standin:
             print(guide(standin), flush=True)

@@ -7,7 +7,8 @@ It writes down what it served (`models.served`), so that what a meter counted ca
 model's name says how its calls go, after a `+`: `any+cut` breaks its streams off, `+stall` stops answering,
 `+500`, `+429`, `+400` fail, `+nonsense` answers what is no JSON, `+negative` and `+absurd` tell usage that
 cannot be, `+silent` tells none, `+slow` waits between the events of a stream, `+hold` stops in the midst of
-one until somebody asks for `/go`. By hand: `python -m standins.models`, its key in the file MODELS_KEY.
+one until somebody asks for `/go`. By hand: `python -m standins.models`; MODELS_KEY may name a file with the
+key to demand.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from aiohttp import web
+
+from standins import by_hand
 
 KEY = "sk-real-key-of-the-stand-in"
 WORDS = 12
@@ -341,13 +344,30 @@ def _error(status: int, code: str, message: str) -> web.Response:
 
 
 async def _serve(port: int) -> None:
-    file = os.environ.get("MODELS_KEY")
+    file, over = os.environ.get("MODELS_KEY"), by_hand.told_to_end()
     async with Models(Path(file).read_text().strip() if file else KEY, port=port) as models:
-        sys.stdout.write(f"OPENAI_BASE_URL={models.url}/v1\nANTHROPIC_BASE_URL={models.url}\n")
-        sys.stdout.write(f"GOOGLE_GEMINI_BASE_URL={models.url}\nAPI key: {models.key}\n")
-        sys.stdout.flush()
-        await asyncio.Event().wait()
+        print(_guide(models), flush=True)
+        await asyncio.to_thread(over.wait)
+
+
+def _guide(models: Models) -> by_hand.Guide:
+    addresses = {"OPENAI_BASE_URL": f"{models.url}/v1"}
+    addresses |= dict.fromkeys(("ANTHROPIC_BASE_URL", "GOOGLE_GEMINI_BASE_URL"), models.url)
+    keys = dict.fromkeys(("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GEMINI_API_KEY"), models.key)
+    settings = {"key": "OPENAI_API_KEY", "upstream": models.url}
+    hints = [
+        "Then: evalfleet run BENCHMARK",
+        'Its agent needs `secrets = ["OPENAI_API_KEY"]`, and asks at the OPENAI_BASE_URL that it is given.',
+    ]
+    return by_hand.Guide({**addresses, **keys}, "model", settings, hints)
+
+
+def main(argv: list[str]) -> int:
+    parser = by_hand.parser("models", "The APIs of models on this computer, until Ctrl-C.")
+    parser.add_argument("port", type=int, nargs="?", default=0, help="of loopback; else one that is free")
+    asyncio.run(_serve(parser.parse_args(argv).port))
+    return 0
 
 
 if __name__ == "__main__":
-    asyncio.run(_serve(int(sys.argv[1]) if len(sys.argv) > 1 else 0))
+    sys.exit(main(sys.argv[1:]))

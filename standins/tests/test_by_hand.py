@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 import signal
 import ssl
 import subprocess
@@ -28,6 +29,14 @@ hosts = pytest.mark.skipif(NO_HOSTS is not None, reason=f"NO TEST OF REAL HOSTS:
 jobs = pytest.mark.skipif(NO_JOBS is not None, reason=f"NO TEST OF JOBS THAT ARE PROCESSES: {NO_JOBS}")
 BENCH = 'name = "b"\ntasks = "tasks.jsonl"\ncommand = ["sh", "-c", {}]\ntimeout_s = 60\n'
 SCORE = 'echo \'{"score": 1}\' >"$EVALFLEET_OUT/result.json"'
+
+ASK = """\
+import os, urllib.request as web
+headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+request = web.Request(url, b'{"model": "any", "messages": []}', headers)
+web.build_opener(web.ProxyHandler({})).open(request).read()
+"""
 
 
 def desk(standin: ByHand, folder: Path, script: str = SCORE) -> Desk:
@@ -68,6 +77,18 @@ def test_a_run_works_with_what_it_prints(flags: list[str], tmp_path: Path) -> No
             store = standin.config.split('"')[1]
             names = asyncio.run(open_objects(store, standin.exports).names(""))
             assert any(name.startswith("r/journal/") for name in names), names
+        standin.end()
+
+
+def test_calls_of_models_are_metered_with_what_it_prints(tmp_path: Path) -> None:
+    """The meter counts the one call of the agent."""
+    with started_by_hand(tmp_path / "standin", "models") as standin:
+        at = desk(standin, tmp_path / "desk", f"{sys.executable} -c {shlex.quote(ASK)} && {SCORE}")
+        with (at.folder / "b.toml").open("a") as bench:
+            bench.write('secrets = ["OPENAI_API_KEY"]\n')
+        at.done(*typed(standin), "--workers", "1", "--name", "r")
+        models = at.results()["models"]
+        assert (at.results()["scored"], models["calls"]) == (1, 1)
         standin.end()
 
 

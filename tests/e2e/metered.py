@@ -89,9 +89,8 @@ def serving_models(folder: Path) -> Iterator[Served]:
     with (folder / "models.out").open("wb") as out, open(os.devnull, "rb") as nothing:
         process = fork(request, (nothing, out, out))
         try:
-            url = until(
-                lambda: re.match(r"OPENAI_BASE_URL=(.*)/v1\n", Path(out.name).read_text()), "an address"
-            )
+            address = re.compile(r"^export OPENAI_BASE_URL=(.*)/v1$", re.MULTILINE)
+            url = until(lambda: address.search(Path(out.name).read_text()), "an address")
             yield Served(process.pid, url[1], key)
         finally:
             process.kill()

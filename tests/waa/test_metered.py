@@ -78,7 +78,8 @@ class Meterable(Desk):
             text=True,
         )
         assert self._models.stdout is not None
-        self.url = self._models.stdout.readline().strip().partition("=")[2].removesuffix("/v1")
+        address = next(line for line in self._models.stdout if "OPENAI_BASE_URL=" in line)
+        self.url = address.strip().partition("=")[2].removesuffix("/v1")
         golden = standin.golden_storage(folder / "golden", PLAN)
         settings: dict[str, Any] = {
             "image": IMAGE,
