@@ -18,6 +18,7 @@ from bench import hostile
 from evalfleet.channels.program import FOLDER
 from evalfleet.channels.supervisor.files import job_name
 from evalfleet.channels.supervisor.isolation import kill_user, new_uid, processes_of
+from evalfleet.channels.supervisor.jobs import SPARES
 from evalfleet.channels.supervisor.machine import remove_machine
 from evalfleet.channels.supervisor.processes import age, birth
 from tests.integration.test_supervisor import UNTIL_GO, Host, Peer, dead, hosting
@@ -244,8 +245,8 @@ def test_keepers_that_wait_for_a_job_are_no_users_yet_and_go_with_their_supervis
     peer = host.peer()
     run(peer, "a.0", "true")
     supervisor = int((host.directory / "supervisor.pid").read_text().split()[0])
-    until(lambda: len(descendants(supervisor)) >= 2, "keepers get ready for the jobs to come")
-    spares = descendants(supervisor)
+    until(lambda: len(spares_of(supervisor)) >= 2 * SPARES, "keepers get ready for the jobs to come")
+    spares = spares_of(supervisor)
     begun = time.clock_gettime(time.CLOCK_BOOTTIME)
     peer.shell("b.0", f"echo $$ > $EVALFLEET_OUT/pids; {UNTIL_GO}", isolation="user", timeout_s=600)
     (pid,) = host.pids("b.0")
@@ -277,9 +278,8 @@ def test_a_job_whose_keeper_lost_its_child_has_not_run(host: Host) -> None:
     peer = host.peer()
     run(peer, "a.0", "true")
     supervisor = int((host.directory / "supervisor.pid").read_text().split()[0])
-    until(lambda: len(descendants(supervisor)) >= 6, "keepers get ready for the jobs to come")
-    kids = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
-    (child,) = next(filter(None, map(descendants, map(int, kids))))  # the job's own keeper may be going still
+    until(lambda: len(spares_of(supervisor)) >= 2 * SPARES, "keepers get ready for the jobs to come")
+    child = spares_of(supervisor)[1]
     os.kill(child, signal.SIGKILL)
     until(lambda: dead(child), "it is gone")
     ended = peer.run("b.0", "true", isolation="user")
@@ -296,7 +296,10 @@ def spares_of(supervisor: int) -> list[int]:
 
 
 def descendants(pid: int) -> list[int]:
-    found = [int(kid) for kid in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    try:
+        found = [int(kid) for kid in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []  # it has ended meanwhile
     return found + [each for kid in found for each in descendants(kid)]
 
 
