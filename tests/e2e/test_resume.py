@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
+import sys
 
 import pytest
 
 from evalfleet.events import AttemptEnded, AttemptStarted, RunEnded
 from tests.desk import Process
 from tests.e2e.harness import Fleet, task, tasks
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 
 def once_each(fleet: Fleet) -> None:
@@ -354,6 +356,43 @@ def test_stopped_for_a_while(fleet: Fleet) -> None:
     run.signal(signal.SIGCONT)
     assert run.wait().code == 0
     once_each(fleet)
+
+
+INTERRUPTED = """
+import asyncio, os, signal, sys
+from evalfleet.cli.terminal import result_of
+
+new_event_loop = asyncio.events.new_event_loop
+
+def interrupt(moment):
+    if moment == sys.argv[1]:
+        os.kill(os.getpid(), signal.SIGINT)
+
+def interrupted():
+    interrupt("made")
+    loop = new_event_loop()
+    close = loop.close
+    loop.close = lambda: (interrupt("closed"), close())
+    return loop
+
+async def work():
+    interrupt("begun")
+    if sys.argv[1] != "closed":
+        await asyncio.sleep(600)
+
+asyncio.events.new_event_loop = interrupted
+try:
+    result_of(work())
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+@pytest.mark.parametrize("moment", ["made", "begun", "closed"])
+def test_ctrl_c_at_any_moment_of_an_event_loop_ends_the_work_without_a_complaint(moment: str) -> None:
+    argv = [sys.executable, "-c", INTERRUPTED, moment]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    assert (done.stdout, done.stderr) == ("interrupted\n", "")
 
 
 @pytest.mark.parametrize("moment", ["home", "home/fleet.db", "home/r", "home/.machines"])

@@ -212,9 +212,9 @@ def _dispatch(verb: str, words: list[str]) -> int:
     code: int | Coroutine[Any, Any, int] = _function(verb)(args)
     if isinstance(code, int):
         return code
-    import asyncio
+    from .terminal import result_of
 
-    return asyncio.run(code)
+    return result_of(code)
 
 
 def _function(verb: str, suffix: str = "") -> Callable[..., Any]:

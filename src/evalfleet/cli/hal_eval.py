@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from evalfleet.errors import RequestError
 
+from .terminal import result_of
+
 if TYPE_CHECKING:
     from evalfleet.api.run import Run
     from evalfleet.benchmarks.hal.settings import HalSettings
@@ -165,14 +167,12 @@ class _Evaluation:
         return None if over else names[-1]
 
     def resume(self, name: str) -> int:
-        import asyncio
-
         from evalfleet.api import resumption, runs
 
         from .watch import follow
 
         args = self._args
-        run, order = asyncio.run(
+        run, order = result_of(
             resumption.ready_to_resume(
                 self._workspace,
                 name,
@@ -183,7 +183,7 @@ class _Evaluation:
                 env_file=self._request.options.get("env_file"),
             )
         )
-        run = asyncio.run(runs.control(self._workspace, order, run))
+        run = result_of(runs.control(self._workspace, order, run))
         code = follow(run, as_json=args.json, quiet=args.quiet)
         self._write(run)
         return code
@@ -232,8 +232,6 @@ class _Evaluation:
 
     def grade_again(self, later: Tree | None = None) -> str:
         """Grade all answers of the id, earlier and later ones, and write the tree. What there is to say."""
-        import asyncio
-
         from evalfleet.benchmarks.hal.checkout import parsed_args
         from evalfleet.benchmarks.hal.continued import continued_tree, regrade
         from evalfleet.benchmarks.hal.tree import Tree
@@ -252,7 +250,7 @@ class _Evaluation:
         secrets = {name: merged[name] for name in self._settings.grader_secrets if merged.get(name)}
         now_s = self._workspace.now() / 1e6
         home, base = self._workspace.home, self._workspace.cwd
-        return asyncio.run(
+        return result_of(
             regrade(self._settings, config, tree, self._folder, secrets, now_s, home=home, base=base)
         )
 

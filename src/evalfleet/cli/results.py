@@ -8,6 +8,8 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .terminal import has_colours, result_of
+
 if TYPE_CHECKING:
     from evalfleet.api.run import Run
 
@@ -82,8 +84,6 @@ def show(args: argparse.Namespace) -> int:
     from evalfleet.views.show import show_run, show_task, show_tasks
     from evalfleet.views.stats import at_risk
     from evalfleet.views.tasks import by_outcome, in_order
-
-    from .terminal import has_colours
 
     run, name = runs.open_run_or_task(Workspace.here(), args.run, args.task)
     if name is not None and (args.only or args.domain or args.tag or args.sort):
@@ -170,12 +170,10 @@ def report(args: argparse.Namespace) -> int:
         raise RequestError(f"--json is --format json: leave it out, or --format {args.format}")
     format = args.format or ("json" if args.json else "md")
     if format in ("html", "site"):
-        import asyncio
-
         from evalfleet.web.export import write_report
 
         writing = write_report(Workspace.here(), run.name, format, args.path, args.screens, args.most_mb)
-        print(asyncio.run(writing))
+        print(result_of(writing))
         return 0
     if args.screens is not None or args.most_mb is not None:
         raise RequestError("--screens and --most-mb are for --format html and site")
@@ -286,8 +284,6 @@ def import_results(args: argparse.Namespace) -> int:
     from evalfleet.errors import RequestError
     from evalfleet.planning.workspace import Workspace
     from evalfleet.views.show import show_run
-
-    from .terminal import has_colours
 
     if args.results:
         run = import_results(

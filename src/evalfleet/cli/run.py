@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from evalfleet.planning.flags import Flag, flags, word_of
 
+from .terminal import ask, has_colours, result_of
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -147,11 +149,9 @@ def rerun(args: argparse.Namespace) -> int:
 
 def start_run(workspace: Workspace, resolved: Resolved, args: argparse.Namespace) -> int:
     """Once all doubts were told, and nobody said no."""
-    import asyncio
-
     from evalfleet.api import runs
 
-    agreed = asyncio.run(_agreed_on(workspace, resolved, args))
+    agreed = result_of(_agreed_on(workspace, resolved, args))
     if agreed is None:
         return 2
     resolved = agreed
@@ -159,7 +159,7 @@ def start_run(workspace: Workspace, resolved: Resolved, args: argparse.Namespace
         return 0
     if args.detach:
         return _detach(runs.order_of(runs.plan_run(workspace, resolved)), as_json=args.json)
-    started = asyncio.run(runs.start(workspace, resolved))
+    started = result_of(runs.start(workspace, resolved))
     code = _follow(started, as_json=args.json, quiet=args.quiet)
     if resolved.keep:
         pool = started.state().plan.pool
@@ -199,12 +199,11 @@ def _promised(workspace: Workspace, resolved: Resolved, offers: Sequence[Offer])
 
 
 def _detach(order: Order, *, as_json: bool) -> int:
-    import asyncio
     import json
 
     from evalfleet.api.runs import detach
 
-    pid = asyncio.run(detach(order))
+    pid = result_of(detach(order))
     if as_json:
         print(json.dumps({"run": order.run, "pid": pid, "home": str(order.home)}))
     else:
@@ -242,8 +241,6 @@ def _agreed(usd: float | None, resolved: Resolved, args: argparse.Namespace) -> 
             file=sys.stderr,
         )
         return False
-    from .terminal import ask
-
     return ask(f"{question}. Go on? [y/N] ").lower() in ("y", "yes")
 
 
@@ -286,13 +283,11 @@ def resume(args: argparse.Namespace) -> int:
     run was planned with, whatever became of them since. With --with-new-files the journal records what has
     changed; machines that are up are let go first, and what has ended on them is kept.
     """
-    import asyncio
-
     from evalfleet.api import resumption, runs
     from evalfleet.planning.workspace import Workspace
 
     workspace = Workspace.here()
-    run, order = asyncio.run(
+    run, order = result_of(
         resumption.ready_to_resume(
             workspace,
             args.run,
@@ -307,7 +302,7 @@ def resume(args: argparse.Namespace) -> int:
     )
     if args.detach:
         return _detach(order, as_json=args.json)
-    run = asyncio.run(runs.control(workspace, order, run))
+    run = result_of(runs.control(workspace, order, run))
     return _follow(run, as_json=args.json, quiet=args.quiet)
 
 
@@ -329,14 +324,12 @@ def grade(args: argparse.Namespace) -> int:
 
     A score never changes: with --again the new grades are kept beside the first; `show RUN TASK` has all.
     """
-    import asyncio
-
     from evalfleet.api import resumption, runs
     from evalfleet.planning.workspace import Workspace
 
     workspace = Workspace.here()
     order = resumption.grade_order(workspace, args.run, again=args.again, env_file=args.env_file)
-    return _follow(asyncio.run(runs.control(workspace, order)), as_json=args.json)
+    return _follow(result_of(runs.control(workspace, order)), as_json=args.json)
 
 
 def cancel_arguments(parser: argparse.ArgumentParser) -> None:
@@ -352,7 +345,6 @@ def cancel(args: argparse.Namespace) -> int:
 
     Where no controller is at work on the run any more, this command cleans up itself.
     """
-    import asyncio
     import json
 
     from evalfleet.api import resumption, runs
@@ -360,17 +352,15 @@ def cancel(args: argparse.Namespace) -> int:
     from evalfleet.planning.workspace import Workspace
     from evalfleet.views.terminal import summary
 
-    from .terminal import has_colours
-
     workspace = Workspace.here()
     run, reason = runs.open_run(workspace, args.run), parse_line(args.reason, "--reason")
     if run.state().ended_at is None:
         run.cancel(reason)
         run.wait()  # returns at once where no controller is at work
     if run.state().ended_at is None:
-        run = asyncio.run(runs.control(workspace, resumption.cancelling_order(workspace, run, reason)))
+        run = result_of(runs.control(workspace, resumption.cancelling_order(workspace, run, reason)))
         run.wait()
-    asyncio.run(runs.tell_overdue(workspace))
+    result_of(runs.tell_overdue(workspace))
     results = run.results()
     print(json.dumps(results) if args.json else summary(results, colours=has_colours()))
     return 0
@@ -389,8 +379,6 @@ def demo(args: argparse.Namespace) -> int:
 
     The first time it fetches the benchmark's packages; a run takes about a minute.
     """
-    import asyncio
-
     from evalfleet.api import runs
     from evalfleet.demo.prepare import prepare
     from evalfleet.planning.request import RunRequest
@@ -405,7 +393,7 @@ def demo(args: argparse.Namespace) -> int:
     demo = prepare(workspace.home / ".demo", say)
     say(demo.why)
     request = RunRequest(str(demo.benchmark), workers=args.workers, first=args.first)
-    run = asyncio.run(runs.start(workspace, runs.resolve_request(workspace, request)))
+    run = result_of(runs.start(workspace, runs.resolve_request(workspace, request)))
     code = _follow(run, as_json=args.json)
     path = run.folder / "report.md"
     path.write_text(report(run.results(), "md"), encoding="utf-8")

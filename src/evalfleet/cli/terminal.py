@@ -1,4 +1,4 @@
-"""Somebody at the terminal: asking, waiting as long as the output is read, and whether colours are seen."""
+"""Somebody at the terminal: asking, Ctrl-C, whether output is still read, and whether colours are seen."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ import os
 import select
 import signal
 import sys
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 def agreed(what: str) -> bool:
@@ -42,6 +46,28 @@ def ask(question: str) -> str:
         return input(question).strip()
     finally:
         signal.signal(signal.SIGINT, handler)
+
+
+def result_of(work: Coroutine[Any, Any, T]) -> T:
+    """What some work returns, in an event loop of its own.
+
+    Ctrl-C counts while the work is done, and waits while the loop is made or closed: of one that is only half
+    made, or half closed, Python would complain.
+    """
+    import asyncio
+
+    async def interruptible() -> T:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        try:
+            return await work
+        finally:
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return asyncio.run(interruptible())
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def reader_left(seconds: float) -> bool:

@@ -7,6 +7,7 @@ import pytest
 from evalfleet.lab import LabError
 from evalfleet.model import Cause, Scored
 from tests.lab.clients import needs_lab
+from tests.waiting import slowness
 
 from .arena import Arena, names
 from .invariants import violations
@@ -56,7 +57,9 @@ def test_host_reboot(arena: Arena) -> None:
     arena.finish()
     broken = arena.broken()
     assert set(held.values()) <= {attempt for _, attempt, _ in broken}
-    assert {outcome.cause for _, _, outcome in broken} == {Cause.MACHINE_LOST}
+    # on a busy computer, a host may take longer to boot than one may be silent
+    late = {Cause.CONNECTION} if slowness() > 1.5 else set[Cause]()
+    assert {outcome.cause for _, _, outcome in broken} - late == {Cause.MACHINE_LOST}
     assert names(host for host, _, _ in broken) == names(victims)
     assert violations(arena) == []
 
