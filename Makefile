@@ -2,7 +2,7 @@
 # make check   under a minute: lint, types, unit tests, ten simulated runs
 # make test    everything: lint, types, all tests, 300 simulated runs
 # make test-core, test-pages, test-places, test-gear   a part of the tests: the core, with processes of this computer;
-#              what the docs show, the demo, and the dashboard in a browser; ssh, lab, Slurm, clouds and Windows Agent Arena;
+#              what the docs show, the demo, the benchmarks, and the dashboard in a browser; ssh, lab, Slurm, clouds and Windows Agent Arena;
 #              the stand-ins of clouds and container engines, also by Microsoft's own `az` and Google's own clients
 # make nightly  what takes long: 1,000 simulated runs and as many budgets, ten minutes of fuzzing, every attack on every isolation, tests marked `nightly`, Inspect's own benchmark, actionlint on workflows
 # make bench   measure speed and scale
@@ -29,7 +29,7 @@ export GOOGLE_CLIENTS ?= $(if $(wildcard .venv/google/with-gsutil),$(abspath .ve
 export AZURE_AI_ML ?= $(if $(wildcard .venv/azure-ai-ml/ready),$(abspath .venv/azure-ai-ml/bin/python))
 
 CORE   := tests/unit tests/sim tests/contract tests/integration tests/e2e
-PAGES  := tests/docs tests/demo tests/web
+PAGES  := tests/docs tests/demo tests/bench tests/web
 PLACES := tests/ssh tests/lab tests/cloud tests/slurm tests/waa
 GEAR   := standins/tests
 
