@@ -84,7 +84,10 @@ def resume(
             with_new_files=with_new_files,
             from_url=None if from_url is None else os.fspath(from_url),
         )
-        return await starting.control(workspace, order, found)
+        started = await starting.control(workspace, order, found)
+        if not with_new_files:
+            resumption.tell_of_changes(started, notes.append)
+        return started
 
     notes: list[str] = []
     with _python_words():

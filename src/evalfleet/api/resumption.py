@@ -213,12 +213,19 @@ async def ready_to_resume(
         new = next((event.new_files for event in resumed), None)
         changed = f"{order.run} goes on {new_files(new)}" if new else "no file of the benchmark has changed"
         tell(changed)
-    elif (left := _unsettled(run.state())) and has_changed(run.state().plan, left, run.home):
+    return run, order
+
+
+def tell_of_changes(run: Run, tell: Callable[[str], None]) -> None:
+    """Tell of a benchmark that has changed since the run was planned, though the run goes on as it was.
+
+    To be called when a controller is at work: to read a benchmark takes a while, and attempts wait for it.
+    """
+    if (left := _unsettled(run.state())) and has_changed(run.state().plan, left, run.home):
         tell(
             f"the benchmark has changed since: {run.name} goes on with its files as they were; "
             "`--with-new-files` takes the new ones"
         )
-    return run, order
 
 
 async def _put_rest(workspace: Workspace, run: Run, tell: Callable[[str], None]) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from evalfleet.errors import RequestError
 
-from .terminal import result_of
+from .terminal import note, result_of
 
 if TYPE_CHECKING:
     from evalfleet.api.run import Run
@@ -106,8 +106,8 @@ def hal_eval(args: argparse.Namespace) -> int:
     from evalfleet.planning.workspace import Workspace
 
     _refuse(args)
-    for note in _ignored(args):
-        _note(note)
+    for ignored in _ignored(args):
+        note(ignored)
     workspace = Workspace.here()
     run_id = _run_id(args, workspace)
     request = _request(args, workspace)
@@ -176,7 +176,7 @@ class _Evaluation:
             resumption.ready_to_resume(
                 self._workspace,
                 name,
-                tell=_note,
+                tell=note,
                 with_new_files=False,
                 take_over=False,
                 limits=resumption.new_limits(args.budget, None, args.max_concurrent),
@@ -184,6 +184,7 @@ class _Evaluation:
             )
         )
         run = result_of(runs.control(self._workspace, order, run))
+        resumption.tell_of_changes(run, note)
         code = follow(run, as_json=args.json, quiet=args.quiet)
         self._write(run)
         return code
@@ -398,7 +399,7 @@ def _place_settings(on: str, environ: Mapping[str, str], workspace: Workspace) -
             told.pop(f"{place.name}.regions", None)
     for variable, why in NOT_NEEDED.items():
         if environ.get(variable):
-            _note(f"{variable} is not needed: {why}")
+            note(f"{variable} is not needed: {why}")
     return told
 
 
@@ -409,12 +410,8 @@ def _with_registry(environ: Mapping[str, str], settings: Mapping[str, Any]) -> d
         return dict(settings)
     if image:
         return {**settings, "image": f"{registry.rstrip('/')}/{image}"}
-    _note(f"{REGISTRY}: no image is asked for; --set image=NAME takes one from {registry}")
+    note(f"{REGISTRY}: no image is asked for; --set image=NAME takes one from {registry}")
     return dict(settings)
-
-
-def _note(text: str) -> None:
-    print(f"evalfleet: note: {text}", file=sys.stderr)
 
 
 def _model_keys(workspace: Workspace, env_file: str | None) -> list[str]:

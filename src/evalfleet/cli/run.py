@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from evalfleet.planning.flags import Flag, flags, word_of
 
-from .terminal import ask, has_colours, result_of
+from .terminal import ask, has_colours, note, result_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -177,13 +177,13 @@ async def _agreed_on(workspace: Workspace, resolved: Resolved, args: argparse.Na
 
     resolved = await runs.vet(resolved, dry=args.dry_run)
     for warning in resolved.warnings:
-        print(f"evalfleet: note: {warning}", file=sys.stderr)
+        note(warning)
     expected = await estimate(workspace, resolved)
     if args.dry_run:
         print(describe(resolved, expected, as_json=args.json))
         return resolved
     for warning in await forewarned(workspace, resolved, expected):
-        print(f"evalfleet: note: {warning}", file=sys.stderr)
+        note(warning)
     if not _agreed(expected.usd, resolved, args):
         return None
     return _promised(workspace, resolved, expected.offers) if is_worth_a_promise(resolved) else resolved
@@ -194,7 +194,7 @@ def _promised(workspace: Workspace, resolved: Resolved, offers: Sequence[Offer])
 
     resolved = with_promise(workspace, resolved, offers)
     if doubt := broken_promise(resolved.plan):
-        print(f"evalfleet: note: {doubt}", file=sys.stderr)
+        note(doubt)
     return resolved
 
 
@@ -291,7 +291,7 @@ def resume(args: argparse.Namespace) -> int:
         resumption.ready_to_resume(
             workspace,
             args.run,
-            tell=lambda note: print(f"evalfleet: note: {note}", file=sys.stderr),
+            tell=note,
             only_broken=args.only == "broken",
             take_over=args.take_over,
             limits=resumption.new_limits(args.budget, args.max_duration, args.workers),
@@ -301,9 +301,12 @@ def resume(args: argparse.Namespace) -> int:
         )
     )
     if args.detach:
-        return _detach(order, as_json=args.json)
-    run = result_of(runs.control(workspace, order, run))
-    return _follow(run, as_json=args.json, quiet=args.quiet)
+        _detach(order, as_json=args.json)
+    else:
+        run = result_of(runs.control(workspace, order, run))
+    if not args.with_new_files:
+        resumption.tell_of_changes(run, note)
+    return 0 if args.detach else _follow(run, as_json=args.json, quiet=args.quiet)
 
 
 def grade_arguments(parser: argparse.ArgumentParser) -> None:

@@ -12,6 +12,10 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
+def note(text: str) -> None:
+    print(f"evalfleet: note: {text}", file=sys.stderr)
+
+
 def agreed(what: str) -> bool:
     """Only `yes` is yes. Where nobody can answer, nothing is deleted."""
     if not sys.stdin.isatty():
