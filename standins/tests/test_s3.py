@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import importlib
 import json
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 from botocore.config import Config
-from werkzeug.serving import make_server
 
-from standins.s3 import BUCKET, OWN, REGION, S3
+from standins.s3 import BUCKET, OWN, REGION, serving
 
 boto3: Any = importlib.import_module("boto3")
 POLICY = {
@@ -31,15 +29,8 @@ POLICY = {
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    server = make_server("127.0.0.1", 0, S3(), threaded=False)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with serving() as address:
+        yield address
 
 
 def client(kind: str, url: str, id: str = OWN[0], secret: str = OWN[1], token: str | None = None) -> Any:

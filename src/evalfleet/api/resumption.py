@@ -219,7 +219,7 @@ async def ready_to_resume(
 def tell_of_changes(run: Run, tell: Callable[[str], None]) -> None:
     """Tell of a benchmark that has changed since the run was planned, though the run goes on as it was.
 
-    To be called when a controller is at work: to read a benchmark takes a while, and attempts wait for it.
+    Call it once a controller is at work: reading a large benchmark takes a while, and nothing waits for it.
     """
     if (left := _unsettled(run.state())) and has_changed(run.state().plan, left, run.home):
         tell(

@@ -13,6 +13,7 @@ T = TypeVar("T")
 
 
 def note(text: str) -> None:
+    """Say something that is worth knowing, and no error."""
     print(f"evalfleet: note: {text}", file=sys.stderr)
 
 

@@ -41,7 +41,7 @@ def has_changed(plan: Plan, left: Sequence[Task], home: Path) -> bool:
     """Has the plan's benchmark changed in a way that these tasks could go on with? Keeps nothing."""
     try:
         return _differs(plan, _read(plan, left, home)[0])
-    except RequestError:  # it is gone, or another one by now: the run has its own copy
+    except (RequestError, OSError):  # it is gone, or another one by now: the run has its own copy
         return False
 
 

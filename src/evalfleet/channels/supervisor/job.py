@@ -115,42 +115,34 @@ class Log:
         if self.joined is not None:
             gap, resumes, total = self.joined
             if offset < gap:
-                return offset, self._read("", offset, min(most, gap - offset))
+                return self._read("", offset, offset, min(most, gap - offset))
             offset = max(offset, resumes)
             left = max(total - offset, 0)
-            return offset, self._read("", max(self._length("") - left, 0), min(most, left))
+            return self._read("", offset, max(self._length("") - left, 0), min(most, left))
         live = self._length("")
         base = self.size() - live if self.capped else 0
         head, tail = (self._length(".head"), self._length(".tail")) if self.capped else (0, 0)
         if offset < head:
-            return offset, self._read(".head", offset, min(most, head - offset))
+            return self._read(".head", offset, offset, min(most, head - offset))
         if offset < base:
             offset = max(offset, base - tail)
-            return offset, self._read(".tail", offset - (base - tail), min(most, base - offset))
-        begin, end = self._data_from(offset - base)
-        return base + begin, self._read("", begin, min(most, end - begin))
+            return self._read(".tail", offset, offset - (base - tail), min(most, base - offset))
+        return self._read("", offset, offset - base, most)
 
-    def _read(self, suffix: str, start: int, most: int) -> bytes:
+    def _read(self, suffix: str, offset: int, start: int, most: int) -> tuple[int, bytes]:
+        """What a file of it has from a position on, which is at this offset of the log. A hole is passed."""
         try:
             fd = os.open(self.path + suffix, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
         except OSError:
-            return b""
+            return offset, b""
         try:
-            return os.pread(fd, most, start) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
-        finally:
-            os.close(fd)
-
-    def _data_from(self, start: int) -> tuple[int, int]:
-        """Where the first bytes of the live file at or after a position begin and end, holes left out."""
-        try:
-            fd = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
-        except OSError:
-            return start, start
-        try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                return offset, b""
             begin = os.lseek(fd, start, os.SEEK_DATA)
-            return begin, os.lseek(fd, begin, os.SEEK_HOLE)
+            end = os.lseek(fd, begin, os.SEEK_HOLE)
+            return offset + begin - start, os.pread(fd, min(most, end - begin), begin)
         except OSError:
-            return start, start  # there is no more
+            return offset, b""  # there is no more
         finally:
             os.close(fd)
 
