@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import re
 import shutil
@@ -184,8 +185,8 @@ class _Evaluation:
             )
         )
         run = result_of(runs.control(self._workspace, order, run))
-        resumption.tell_of_changes(run, note)
-        code = follow(run, as_json=args.json, quiet=args.quiet)
+        tell = functools.partial(resumption.tell_of_changes, run, note)
+        code = follow(run, as_json=args.json, quiet=args.quiet, first=tell)
         self._write(run)
         return code
 

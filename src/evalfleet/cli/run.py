@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from evalfleet.planning.flags import Flag, flags, word_of
 from .terminal import ask, has_colours, note, result_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from evalfleet.api.run import Run
     from evalfleet.controller import Order
@@ -212,10 +213,10 @@ def _detach(order: Order, *, as_json: bool) -> int:
     return 0
 
 
-def _follow(run: Run, *, as_json: bool, quiet: bool = False) -> int:
+def _follow(run: Run, *, as_json: bool, quiet: bool = False, first: Callable[[], None] | None = None) -> int:
     from .watch import follow
 
-    return follow(run, as_json=as_json, quiet=quiet)
+    return follow(run, as_json=as_json, quiet=quiet, first=first)
 
 
 def request_of(args: argparse.Namespace) -> RunRequest:
@@ -300,13 +301,14 @@ def resume(args: argparse.Namespace) -> int:
             from_url=args.from_url,
         )
     )
-    if args.detach:
-        _detach(order, as_json=args.json)
-    else:
+    if not args.detach:
         run = result_of(runs.control(workspace, order, run))
+        tell = None if args.with_new_files else functools.partial(resumption.tell_of_changes, run, note)
+        return _follow(run, as_json=args.json, quiet=args.quiet, first=tell)
+    code = _detach(order, as_json=args.json)
     if not args.with_new_files:
         resumption.tell_of_changes(run, note)
-    return 0 if args.detach else _follow(run, as_json=args.json, quiet=args.quiet)
+    return code
 
 
 def grade_arguments(parser: argparse.ArgumentParser) -> None:

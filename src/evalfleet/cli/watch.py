@@ -8,7 +8,7 @@ import json
 import logging
 import signal
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -208,12 +208,15 @@ def _read_from(path: Path, position: int) -> bytes:
 # -- following this process's own run -----------------------------------------------------------------------
 
 
-def follow(run: Run, *, as_json: bool, quiet: bool = False) -> int:
+def follow(run: Run, *, as_json: bool, quiet: bool = False, first: Callable[[], None] | None = None) -> int:
     """Show this process's run until it ends; its exit code. `quiet`: nothing is said before its end.
 
-    The first Ctrl-C stops handing out tasks and collects what runs; the second leaves at once.
+    The first Ctrl-C stops handing out tasks and collects what runs; the second leaves at once. So it is
+    already while `first` is done.
     """
     with _signals(_Interrupts(run)), notes():
+        if first is not None:
+            first()
         _show(run, as_json=as_json, quiet=quiet)
     if run.exit_code == REFUSED:
         _tell_refusals(run.results())
