@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -393,6 +394,26 @@ def test_ctrl_c_at_any_moment_of_an_event_loop_ends_the_work_without_a_complaint
     argv = [sys.executable, "-c", INTERRUPTED, moment]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     assert (done.stdout, done.stderr) == ("interrupted\n", "")
+
+
+INTERRUPTED_IMPORT = """
+import os, signal
+
+class Interrupting:
+    def __set_name__(self, owner, name):
+        os.kill(os.getpid(), signal.SIGINT)
+
+class Imported:
+    field = Interrupting()  # Python makes a RuntimeError of whatever this raises
+"""
+
+
+def test_ctrl_c_while_modules_are_imported_ends_the_command_without_a_complaint(tmp_path: Path) -> None:
+    (tmp_path / "interrupted.py").write_text(INTERRUPTED_IMPORT)
+    argv = [sys.executable, "-m", "evalfleet", "run", "interrupted:Benchmark"]
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path), "EVALFLEET_HOME": str(tmp_path / "home")}
+    done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 @pytest.mark.parametrize("moment", ["home", "home/fleet.db", "home/r", "home/.machines"])

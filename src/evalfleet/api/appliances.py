@@ -20,6 +20,7 @@ from typing import NamedTuple, Self
 import msgspec
 
 from evalfleet.benchmarks.loaded import Appliance, HostVerb, Screen
+from evalfleet.channels import children
 from evalfleet.errors import RequestError
 from evalfleet.model import Ended, MachineId
 from evalfleet.names import hint, safe_name
@@ -249,8 +250,7 @@ async def look(pool: Pool, machine: MachineState, command: Sequence[str], limit_
         return Look(None)
     finally:
         if process.returncode is None:
-            process.kill()
-            await process.wait()
+            await children.end(process)
     return Look(process.returncode, output)
 
 

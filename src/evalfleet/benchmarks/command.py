@@ -16,6 +16,7 @@ from typing import Annotated, Any, Protocol
 import msgspec
 from msgspec import Meta, Struct, field
 
+from evalfleet.channels import children
 from evalfleet.errors import RequestError
 from evalfleet.model import (
     AttemptId,
@@ -346,8 +347,8 @@ async def _run(
             await asyncio.wait_for(process.wait(), timeout_s)
         except TimeoutError:
             reason = "timed_out"
-            with contextlib.suppress(TimeoutError, ProcessLookupError):
-                process.terminate()  # so that it can remove its container
+            with contextlib.suppress(TimeoutError):
+                children.send_signal(process, signal.SIGTERM)  # so that it can remove its container
                 await asyncio.wait_for(process.wait(), END_S)
         finally:
             with contextlib.suppress(ProcessLookupError):

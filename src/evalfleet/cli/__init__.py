@@ -169,6 +169,10 @@ def _main(argv: Sequence[str] | None) -> int:
 
         print(f"evalfleet {__version__}")
         return 0
+    if argv is None:
+        from .terminal import end_on_interrupts_while_loading
+
+        end_on_interrupts_while_loading()
     try:
         return _dispatch(words[0], words[1:])
     except FleetError as err:

@@ -6,6 +6,8 @@ import argparse
 import signal
 import sys
 
+from .terminal import result_of
+
 
 def sim_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", metavar="N", type=int, default=100, help="how many seeds (default: 100)")
@@ -58,7 +60,6 @@ def controller_arguments(parser: argparse.ArgumentParser) -> None:
 
 def controller(args: argparse.Namespace) -> int:
     """The process of a detached run. It reads its order from standard input, and is not meant to be typed."""
-    import asyncio
     from pathlib import Path
 
     import msgspec
@@ -70,7 +71,7 @@ def controller(args: argparse.Namespace) -> int:
 
     errand = msgspec.json.decode(sys.stdin.buffer.read(), type=ControllerInput)
     try:
-        run = asyncio.run(runs.control(Workspace.here(Path(errand.home)), errand.order()))
+        run = result_of(runs.control(Workspace.here(Path(errand.home)), errand.order()))
     except FleetError as err:
         print(str(err), flush=True)
         return err.exit_code

@@ -6,8 +6,12 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Generator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any, TypeVar
+
+from . import INTERRUPTED
 
 T = TypeVar("T")
 
@@ -44,13 +48,41 @@ def confirmed(question: str) -> bool:
 
 def ask(question: str) -> str:
     """What somebody answers. Ctrl-C ends the command at once, although an event loop may be running."""
-    handler = signal.getsignal(signal.SIGINT)
-    if handler is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
+    with _python_interrupts():
         return input(question).strip()
+
+
+@contextmanager
+def _python_interrupts() -> Generator[None]:
+    """Ctrl-C does what Python does by itself, unless it is ignored."""
+    handler = signal.getsignal(signal.SIGINT)
+    if handler in (signal.default_int_handler, signal.SIG_IGN):
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
     finally:
         signal.signal(signal.SIGINT, handler)
+
+
+def end_on_interrupts_while_loading() -> None:
+    """Let Ctrl-C end this process at once while a module is imported.
+
+    KeyboardInterrupt in the middle of an import is not always raised further: it was seen to be forgotten, to
+    become another error, and to crash an extension module. What is imported has no work to clean up after.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    outer = frame
+    while outer is not None:
+        if outer.f_code.co_filename == "<frozen importlib._bootstrap>":
+            os._exit(INTERRUPTED)
+        outer = outer.f_back
+    signal.default_int_handler(signum, frame)
 
 
 def result_of(work: Coroutine[Any, Any, T]) -> T:
@@ -70,7 +102,8 @@ def result_of(work: Coroutine[Any, Any, T]) -> T:
 
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        return asyncio.run(interruptible())
+        with _python_interrupts():  # of which asyncio makes a cancellation
+            return asyncio.run(interruptible())
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

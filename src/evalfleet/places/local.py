@@ -8,13 +8,13 @@ import os
 import shlex
 import socket
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal, cast
 from urllib.parse import unquote
 
 from msgspec import Meta, Struct
 
+from evalfleet.channels import children
 from evalfleet.channels.artefacts import LocalMover
 from evalfleet.channels.link import OpenLink
 from evalfleet.channels.program import local_argv
@@ -230,9 +230,7 @@ async def start_supervisor(directory: Path) -> None:
     try:
         _, said = await process.communicate()
     except asyncio.CancelledError:
-        with suppress(ProcessLookupError):  # which would hide that we are cancelled
-            process.kill()
-        await process.wait()
+        await children.end(process)
         raise
     if process.returncode:
         lines = said.decode("utf-8", "replace").strip().splitlines()

@@ -7,7 +7,6 @@ and deleted as those of any run. It is started by the command line, as a person 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import os
 import shutil
@@ -20,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from evalfleet.channels import children
 from evalfleet.errors import RequestError
 
 from .checkout import IN_HAL, HalAnswer, last_line, read_answer
@@ -170,8 +170,6 @@ class _GradingRun:
         try:
             out, _ = await child.communicate()
         except asyncio.CancelledError:
-            with contextlib.suppress(ProcessLookupError):
-                child.kill()
-            await child.wait()
+            await children.end(child)
             raise
         return last_line(out.decode("utf-8", "replace"))

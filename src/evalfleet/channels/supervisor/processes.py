@@ -162,7 +162,6 @@ def kill_marked(machine: str, patience_s: float) -> bool:
             return True
         if time.monotonic() > until:
             return False
-        reap_all()
         time.sleep(0.01)
 
 

@@ -7,6 +7,8 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from evalfleet.cli.terminal import result_of
+
 from . import add_benchmark, add_json, add_machines, add_name
 
 if TYPE_CHECKING:
@@ -28,8 +30,6 @@ def ssh_arguments(parser: argparse.ArgumentParser) -> None:
 
 def ssh(args: argparse.Namespace) -> int:
     """Open a shell on a machine of a pool, or run a command there. Its exit code is the command's."""
-    import asyncio
-
     from evalfleet.api import pools
     from evalfleet.errors import RequestError
     from evalfleet.planning.workspace import Workspace
@@ -41,7 +41,7 @@ def ssh(args: argparse.Namespace) -> int:
     machine, command = _split(args.words[1:])
     if machine is None and len(names) != 1:
         raise RequestError(f"say which machine of pool {pool.name!r}: {', '.join(names) or 'it has none'}")
-    argv = asyncio.run(pool.shell(machine or names[0], command))
+    argv = result_of(pool.shell(machine or names[0], command))
     os.execvp(argv[0], list(argv))
 
 

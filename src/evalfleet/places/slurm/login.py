@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from evalfleet.channels import children
 from evalfleet.channels.artefacts import LocalMover
 from evalfleet.channels.folder_mail import FolderClerk, FolderMail
 from evalfleet.channels.link import Dial
@@ -108,9 +108,7 @@ class ThisComputer:
                 out, errors = await process.communicate(given.encode())
         finally:
             if process.returncode is None:
-                with suppress(ProcessLookupError):
-                    process.kill()
-                await process.wait()
+                await children.end(process)
         return Spoken(process.returncode or 0, out, errors)
 
     async def perform(self, request: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import cast
 
+from evalfleet.channels import children
 from evalfleet.channels.link import plain
 
 READY = b"ok  \n"
@@ -88,8 +89,7 @@ class StepTransport(asyncio.WriteTransport, asyncio.SubprocessProtocol):
 
     def abort(self) -> None:
         if self._process is not None and not self._lost:
-            with suppress(ProcessLookupError):
-                self._process.kill()
+            children.send_signal(self._process, signal.SIGKILL)
 
 
 async def open_step(
