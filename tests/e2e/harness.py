@@ -108,7 +108,7 @@ class Fleet(Desk):
         """Nothing runs and no machine is left."""
         until(lambda: not self.alive(), lambda: f"the end of {self.alive()}")
         machines = self.home / ".machines"
-        assert not machines.exists() or not list(machines.iterdir())
+        assert not machines.exists() or not list(machines.iterdir()), list(machines.rglob("*"))
 
     def sweep(self) -> None:
         """End all that was started here, also machines that a failed test left."""

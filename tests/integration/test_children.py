@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from evalfleet.channels import children
-from evalfleet.channels.supervisor.processes import kill_marked
+from evalfleet.channels.supervisor.processes import kill_marked, markers_of_jobs
 from tests.waiting import PATIENCE_S, until
 
 ENDED_AS_THEY_END = """
@@ -57,5 +57,5 @@ def test_killing_what_is_left_of_a_machine_leaves_the_exit_codes_of_other_childr
         subprocess.Popen(["sleep", "600"], env=environ) as left,
     ):
         os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)
-        assert kill_marked("/m/left", PATIENCE_S)
+        assert kill_marked(PATIENCE_S, *markers_of_jobs("/m/left"))
     assert (other.returncode, left.returncode) == (7, -signal.SIGKILL)

@@ -21,6 +21,7 @@ from evalfleet.errors import PlaceError
 from evalfleet.model import AttemptId, MachineId, Needs
 from evalfleet.places.ssh.examination import MOST_REFUSALS, NEVER, HostHealth
 from evalfleet.places.ssh.fleet import MOST_REMOVALS
+from evalfleet.places.ssh.records import Records
 from evalfleet.ports import Fence, Hosts
 from tests.desk import Desk
 from tests.waiting import PATIENCE_S, slowness, until, until_async
@@ -150,6 +151,19 @@ async def test_a_machine_that_is_made_and_deleted_many_times_is_not_made_again_b
     await place.close()
 
 
+def test_what_a_host_keeps_stays_known_when_its_lease_is_over_and_it_tells_of_it(tmp_path: Path) -> None:
+    machine = MachineId("r-abc-1")
+    records = Records(tmp_path, "lab", lambda: 0.0)
+    records.keep(machine, "h", 60.0)
+    held = records.get(machine)
+    assert held is not None
+    records.leave(held, ".evalfleet/abc/r-abc-1")
+    later = Records(tmp_path, "lab", lambda: 1e6)
+    assert later.get(machine) is None
+    later.learn(machine, "h", 0.0)
+    assert [held.left for held in later.left()] == [".evalfleet/abc/r-abc-1"]
+
+
 def test_a_run_tells_within_a_minute_what_it_cannot_clean_up_ends_and_machines_lists_it(
     tmp_path: Path,
 ) -> None:
@@ -185,7 +199,7 @@ def test_a_run_tells_within_a_minute_what_it_cannot_clean_up_ends_and_machines_l
                 troubles = ("cannot be removed or is made again", "sudo rm -rf .evalfleet/")
                 return named and all(told.count(words) == 2 for words in troubles)
 
-            until(listed, "what could not be cleaned")
+            until(listed, lambda: f"what could not be cleaned: {desk.say('machines')}")
         finally:
             maker.kill()
             maker.wait()

@@ -25,6 +25,7 @@ from .processes import (
     kill_marked,
     marked,
     marker,
+    markers_of_jobs,
     parse_stat,
     reap_all,
     spawn,
@@ -611,7 +612,7 @@ class Jobs:
             if job.box is not None:
                 job.box.kill()
         self._kill_children(time.monotonic() + SETTLE_S)
-        gone = kill_marked(self.home, SETTLE_S)
+        gone = kill_marked(SETTLE_S, *markers_of_jobs(self.home))
         for job in list(self.live.values()):
             job.seconds = time.monotonic() - job.started
             self._unwatch(job)

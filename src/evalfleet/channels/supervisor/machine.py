@@ -16,7 +16,7 @@ from pathlib import Path
 
 from .files import CLEANER, SOCKET, read_file, read_key
 from .isolation import remove_groups
-from .processes import is_still, kill, kill_marked, marked, marker, parse_stat
+from .processes import is_still, kill, kill_marked, markers_of_jobs, parse_stat
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -139,16 +139,16 @@ def _kill_recorded(file: Path, *marks: bytes, group: bool = False) -> None:
 
 def _kill_rest(directory: Path) -> None:
     """What a supervisor that did not answer has left alive."""
-    marks = marker("EVALFLEET_MACHINE", str(directory)), b"\0EVALFLEET_JOB="
+    marks = markers_of_jobs(str(directory))
     for job in (directory / "jobs").glob("*/pid"):
         if not job.with_name("exit").exists():
             _kill_recorded(job, *marks, group=True)
     _kill_recorded(directory / "meter/pid")
     remove_groups(_groups_of(directory))
-    if not kill_marked(str(directory), QUIT_S):
-        raise OSError("some of its processes cannot be killed")
-    for pid in marked(marker("EVALFLEET_MACHINE", str(directory))):
-        kill(pid, signal.SIGKILL)
+    # then a supervisor that is just being started: until it is really gone, it can make files here
+    for markers in (marks, marks[:1]):
+        if not kill_marked(QUIT_S, *markers):
+            raise OSError("some of its processes cannot be killed")
     remove_groups(_groups_of(directory))
 
 

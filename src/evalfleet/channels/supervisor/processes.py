@@ -127,6 +127,10 @@ def marker(name: str, value: str) -> bytes:
     return b"\0" + name.encode() + b"=" + os.fsencode(value) + b"\0"
 
 
+def markers_of_jobs(machine: str) -> tuple[bytes, bytes]:
+    return marker("EVALFLEET_MACHINE", machine), b"\0EVALFLEET_JOB="
+
+
 def marked(*markers: bytes) -> list[int]:
     """All processes but this one whose environment has every marker. None where there is no /proc."""
     try:
@@ -151,11 +155,11 @@ def kill(pid: int, signum: int, group: bool = False) -> bool:
     return True
 
 
-def kill_marked(machine: str, patience_s: float) -> bool:
-    """Kill whatever lives of a machine's jobs, wherever it went. False: some of it still does."""
+def kill_marked(patience_s: float, *markers: bytes) -> bool:
+    """Kill every other process whose environment has the markers, wherever it is. False: one still lives."""
     until = time.monotonic() + patience_s
     while True:
-        pids = marked(marker("EVALFLEET_MACHINE", machine), b"\0EVALFLEET_JOB=")
+        pids = marked(*markers)
         for pid in pids:
             kill(pid, signal.SIGKILL)
         if not pids:

@@ -76,8 +76,9 @@ class Records:
         """What a host told us. It can be asked again, so it needs no file."""
         known = self.latest(machine)
         deleting = known is not None and known.deleting
-        kept = known.kept if known is not None and known.host == host else {}
-        self._held[machine] = HostLease(machine, host, expires_at, deleting, kept=kept)
+        here = known if known is not None and known.host == host else None
+        kept, left = (here.kept, here.left) if here is not None else ({}, "")
+        self._held[machine] = HostLease(machine, host, expires_at, deleting, left=left, kept=kept)
 
     def found(self, machine: MachineId, kept: dict[str, str]) -> None:
         """What was in the home of its host before anything of ours ran there. The first word counts."""
