@@ -16,7 +16,7 @@ from pathlib import Path
 
 from .files import CLEANER, SOCKET, read_file, read_key
 from .isolation import remove_groups
-from .processes import is_still, kill, kill_marked, markers_of_jobs, parse_stat
+from .processes import is_still, kill, kill_marked, marker, markers_of_jobs, parse_stat
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -145,10 +145,9 @@ def _kill_rest(directory: Path) -> None:
             _kill_recorded(job, *marks, group=True)
     _kill_recorded(directory / "meter/pid")
     remove_groups(_groups_of(directory))
-    # then a supervisor that is just being started: until it is really gone, it can make files here
-    for markers in (marks, marks[:1]):
-        if not kill_marked(QUIT_S, *markers):
-            raise OSError("some of its processes cannot be killed")
+    # also a supervisor that is just being started: until it is really gone, it can make files here
+    if not kill_marked(QUIT_S, marker("EVALFLEET_MACHINE", str(directory))):
+        raise OSError("some of its processes cannot be killed")
     remove_groups(_groups_of(directory))
 
 
