@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +16,8 @@ import pytest
 
 from evalfleet.lab import AnyLab, Lab, LabError, LoopbackLab, loopback
 from evalfleet.lab.keys import key_from_seed, new_key, public_bytes, write_private
-from tests.waiting import until
+from tests.lab.clients import session
+from tests.waiting import PATIENCE_S, until
 
 CANNOT = LoopbackLab.missing()
 needs_sshd = pytest.mark.skipif(CANNOT is not None, reason=f"NO TEST OF LOOPBACK HOSTS: {CANNOT}")
@@ -56,6 +59,48 @@ def test_a_reboot_ends_what_runs(lab: LoopbackLab) -> None:
     assert ssh(lab, 0, "true").returncode == 255
     host.power_on()
     assert ssh(lab, 0, "ls").stdout.split() == ["kept"]
+
+
+@needs_sshd
+def test_a_restarted_sshd_keeps_its_sessions_or_drops_them(lab: LoopbackLab) -> None:
+    with session(lab, lab.hosts[0]) as client:
+        lab.hosts[0].restart_sshd()
+        assert client.goes_on()
+        lab.hosts[0].restart_sshd(drop_sessions=True)
+        client.end()
+    assert ssh(lab, 0, "true").returncode == 0
+
+
+@needs_sshd
+@pytest.mark.parametrize("restarted", [False, True])
+def test_power_off_cuts_connections_in_which_nothing_runs(
+    lab: LoopbackLab, tmp_path: Path, restarted: bool
+) -> None:
+    host, connected = lab.hosts[0], tmp_path / "c"
+    options = ("SessionType=none", "ControlMaster=yes", f"ControlPath={connected}")
+    client = subprocess.Popen(lab.client.ssh(host, options=options), stderr=subprocess.PIPE)
+    try:
+        until(connected.exists, "a connection")
+        if restarted:
+            host.restart_sshd()
+        host.power_off()
+        client.communicate(timeout=PATIENCE_S)
+    finally:
+        client.kill()
+        client.communicate()
+    assert client.returncode == 255
+
+
+@needs_sshd
+def test_sshd_waits_for_the_last_one_to_give_its_port_back(lab: LoopbackLab) -> None:
+    host = lab.hosts[0]
+    host.power_off()
+    with socket.create_server((host.address, host.port)) as last:
+        closing = threading.Timer(0.2, last.close)
+        closing.start()
+        host.power_on()
+        closing.join()
+    assert ssh(lab, 0, "true").returncode == 0
 
 
 @needs_sshd

@@ -122,11 +122,15 @@ class Sshd:
     def stop(self) -> None:
         """No new connections, and the old ones are cut."""
         if self.process is not None:
+            self.process.send_signal(signal.SIGSTOP)
+            # once it has stopped it forks no more: a child that is not known here would go on listening
+            os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
             sessions = self.sessions()
             self.process.kill()
             self.process.wait()
             self.process = None
             self._kill(sessions)
+            until(lambda: not self._answers(), "sshd to listen no more")
 
     def sessions(self) -> list[int]:
         """The processes of sshd that serve connections."""

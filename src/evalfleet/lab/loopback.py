@@ -46,6 +46,8 @@ class LoopbackHost(Host):
         self._mark = f"{directory.parent.name}/{self.name}"
         self._key = keys.new_key(self.name)
         self._process: subprocess.Popen[bytes] | None = None
+        self._sessions: list[int] = []
+        """The sshds of connections that have outlived the one that took them."""
         self.home.mkdir(parents=True)
         (directory / "authorized_keys").write_text(f"{client_key}\n")
         keys.write_private(directory / "host_key", self._key.private)
@@ -65,6 +67,7 @@ class LoopbackHost(Host):
         server = system.find("sshd")
         if server is None:
             raise LabError("the lab needs openssh-server")
+        self._await_port()
         argv = [server, "-D", "-e", "-f", str(self._directory / "sshd_config")]
         with open(self._directory / "console", "ab") as console:
             self._process = subprocess.Popen(
@@ -85,15 +88,16 @@ class LoopbackHost(Host):
             self.await_sshd()
 
     def power_off(self) -> None:
-        self._end_sshd(signal.SIGKILL)
+        if self.is_on:
+            self.freeze()  # what stands still starts no others that would be overlooked
         kill_all(self._all)
+        self._end_sshd()
 
     def stop(self) -> None:
         self.power_off()
 
     def freeze(self) -> None:
-        # some may start others before the signal reaches them
-        self._wait(lambda: freeze_all(self._all()), "cannot be frozen")
+        self._wait(lambda: freeze_all(self._all), "cannot be frozen")
 
     def thaw(self) -> None:
         signal_all(self._all(), signal.SIGCONT)
@@ -104,10 +108,13 @@ class LoopbackHost(Host):
         self.restart_sshd()
 
     def restart_sshd(self, *, drop_sessions: bool = False) -> None:
-        sessions = [found.pid for found in self.processes() if found.argv[0].startswith("sshd:")]
-        self._end_sshd(signal.SIGTERM)
+        if self._process is not None:
+            listener = self._process.pid
+            self._wait(lambda: freeze_all(lambda: [listener]), "has an sshd that cannot be stopped")
+            self._sessions = [pid for pid in self._all() if pid != listener and _is_sshd(pid)]
+        self._end_sshd()
         if drop_sessions:
-            signal_all(sessions, signal.SIGTERM)
+            signal_all(self._sessions, signal.SIGTERM)
         self.power_on()
 
     def processes(self) -> list[HostProcess]:
@@ -137,16 +144,30 @@ class LoopbackHost(Host):
         return checked(self.name, done, check)
 
     def _all(self) -> list[int]:
-        own = [self._process.pid] if self._process is not None and self.is_on else []
+        own = [pid for pid in self._sessions if _is_sshd(pid)]
+        if self._process is not None and self.is_on:
+            own.append(self._process.pid)
         return processes_of(own, self._mark)
 
-    def _end_sshd(self, signum: int) -> None:
+    def _end_sshd(self) -> None:
         if self._process is not None:
-            self._process.send_signal(signum)
-            self._process.send_signal(signal.SIGCONT)
+            self._process.kill()
             self._process.wait()
             self._process = None
         (self._directory / "sshd.pid").unlink(missing_ok=True)
+
+    def _await_port(self) -> None:
+        """A child of the last sshd has its listening socket, too, until it has looked after itself."""
+        until = time.monotonic() + WAIT_S
+        while True:
+            try:
+                socket.create_server((self.address, self.port)).close()
+            except OSError as err:
+                if time.monotonic() > until:
+                    raise LabError(f"{self.name} cannot have port {self.port}: {err}") from err
+                time.sleep(0.002)
+            else:
+                return
 
     def _wait(self, happened: Callable[[], bool], complaint: str) -> None:
         until = time.monotonic() + WAIT_S
@@ -307,11 +328,13 @@ def kill_all(find: Callable[[], list[int]]) -> None:
         time.sleep(0.002)
 
 
-def freeze_all(pids: Iterable[int]) -> bool:
-    """True once all of them stand still."""
-    wanted = set(pids)
-    signal_all(wanted, signal.SIGSTOP)
-    return all(status in "TtZX" for pid, _, status in _table() if pid in wanted)
+def freeze_all(find: Callable[[], list[int]]) -> bool:
+    """True once all that are found stand still. To be called until then."""
+    found = find()
+    moving = [pid for pid, _, status in _table() if pid in found and status not in "TtZX"]
+    signal_all(moving, signal.SIGSTOP)
+    # one that has started another just before it stopped shows it only now
+    return not moving and find() == found
 
 
 def _table() -> list[tuple[int, int, str]]:
@@ -324,6 +347,13 @@ def _table() -> list[tuple[int, int, str]]:
                 status, parent = text[text.rindex(")") + 2 :].split(" ", 2)[:2]
                 rows.append((int(name), int(parent), status))
     return rows
+
+
+def _is_sshd(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().startswith("sshd")
+    except OSError:
+        return False
 
 
 def _is_marked(pid: int, mark: str) -> bool:
