@@ -34,7 +34,7 @@ class Site:
         self.home_id = secrets.token_hex(3)
         self.cluster = cluster
         self.folder = folder
-        self.settings = SlurmSettings(folder=str(folder / "shared"), poll_s=0.1, **settings)
+        self.settings = SlurmSettings(folder=str(folder / "shared"), **{"poll_s": 0.1, **settings})
         self.place = self.new_place()
         self.channels: list[Channel] = []
 
@@ -183,6 +183,17 @@ async def test_a_held_job_waits_and_says_so(
         cluster.ask("scontrol", "release", at.job)
         full()
         await at.until_in("up")
+
+
+async def test_a_job_that_begins_after_slurm_was_asked_is_not_evicted(
+    cluster: Cluster, full: Callable[[], None], tmp_path: Path
+) -> None:
+    async with site(cluster, tmp_path, poll_s=8.0) as at:
+        await at.create()
+        await at.until(lambda seen: bool(seen.detail), "it is in the queue")
+        full()
+        seen = await at.until(lambda seen: seen.phase not in ("queued", "pending"), "it has begun")
+        assert seen.phase == "up", seen
 
 
 async def test_steps_that_are_forbidden_say_mailbox_and_a_folder_that_is_not_shared_says_so(

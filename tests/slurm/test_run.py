@@ -88,7 +88,8 @@ def test_where_steps_are_forbidden_a_run_goes_by_mailbox_and_is_resumed(
     assert done.code == 0, done
     told = json.loads((results / "results.json").read_text())
     assert (told["scored"], told["broken"], told["status"]) == (6, 0, "done")
-    assert len([event for event in at.events() if isinstance(event, MachineAllocated)]) == 2
+    events = at.events()
+    assert len([event for event in events if isinstance(event, MachineAllocated)]) == 2, events
     nothing_left(cluster, tmp_path / "f")
 
 

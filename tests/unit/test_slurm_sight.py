@@ -66,6 +66,17 @@ def test_whatever_was_started_anew_or_taken_back_is_evicted(state: str, restarts
     assert seen(folder(600.0), job(state, 600.0, restarts=restarts)).phase == phase
 
 
+@pytest.mark.parametrize("off_s", [-HOUR_S, 0.0, HOUR_S])
+def test_a_job_that_waited_when_slurm_was_asked_and_has_begun_since_is_up(off_s: float) -> None:
+    sight = Sight(queue_of(0.0, [job("PENDING", 0.0)]), {}, NOW, 10.0, 7200.0, {"7.0"})
+    machine = sight.machine(MachineId("r-0a1b2c-1"), "/shared/m", NAME, folder(3.0, off_s))
+    assert machine.phase == "up"
+    assert machine.ran_s is not None
+    assert 0.0 <= machine.ran_s <= 10.0
+    if not off_s:
+        assert machine.ran_s == pytest.approx(3.0)
+
+
 def test_a_second_start_that_was_the_machines_first_is_none_that_was_taken_back() -> None:
     """Its first start may have failed before there was a mark."""
     assert seen(folder(600.0, start="7.1"), job("FAILED", 600.0, restarts=1)).phase == "gone"

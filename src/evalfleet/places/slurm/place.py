@@ -106,6 +106,8 @@ class Survey(Struct, frozen=True):
     folders: Mapping[str, MachineFolder]
     now: float
     looked_at: float
+    marked_at: Mapping[str, float] = {}
+    """When the mark of each start was first seen, by our own clock."""
 
 
 class SlurmPlace(Preflight):
@@ -259,7 +261,10 @@ class SlurmPlace(Preflight):
         folders = {name: folder_of(told) for name, told in answer.machines.items()}
         if self._bucket is not None:
             folders = await self._bucket.seen(folders, self._queue)
-        self._survey = Survey(folders, answer.now, time.monotonic())
+        looked_at, known = time.monotonic(), self._survey.marked_at
+        marks = [it.start.start for it in folders.values() if it.start is not None]
+        marked_at = {mark: known.get(mark, looked_at) for mark in marks}
+        self._survey = Survey(folders, answer.now, looked_at, marked_at)
         return self._survey
 
     async def _bring_supervisor(self, site: Site) -> None:
@@ -351,8 +356,10 @@ class SlurmPlace(Preflight):
         return structs.replace(folder, job="", start=None) if unknown else folder
 
     def _sight(self, survey: Survey) -> Sight:
-        ago_s = time.monotonic() - self._queue.asked_at
-        return Sight(self._queue, self._order, survey.now, ago_s, self._settings.time_limit_s)
+        asked_at = self._queue.asked_at
+        begun = {mark for mark, seen_at in survey.marked_at.items() if seen_at > asked_at}
+        ago_s = time.monotonic() - asked_at
+        return Sight(self._queue, self._order, survey.now, ago_s, self._settings.time_limit_s, begun)
 
     # -- making and ending ------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, TypeVar, cast
 from urllib.parse import unquote
 
@@ -200,6 +200,8 @@ class Sight(Struct, frozen=True):
     """By the clock of the computer that sees the folders."""
     asked_ago_s: float
     longest_s: float
+    begun: Set[str] = frozenset()
+    """The starts whose marks were first seen after Slurm was asked."""
 
     def machine(self, id: MachineId, path: str, name: str, folder: MachineFolder) -> Machine:
         """`name`: its job's."""
@@ -228,7 +230,8 @@ class Sight(Struct, frozen=True):
     def _started(self, id: MachineId, path: str, folder: MachineFolder, start: StartMark) -> Machine:
         job = self.queue.by_id.get(start.job)
         seen = Machine(id, "gone", path, start.node, start=start.start)
-        if job is not None and job.runs and not folder.restarted:
+        begun = job is not None and job.waits and start.start in self.begun
+        if job is not None and (job.runs or begun) and not folder.restarted:
             # while it ends, Slurm does not say why yet
             up = folder.ran_s is None and job.state != "COMPLETING" and folder.listens and not folder.deleting
             return structs.replace(seen, phase="up" if up else "pending", ran_s=self._running_s(start, job))
@@ -245,6 +248,8 @@ class Sight(Struct, frozen=True):
 
     def _running_s(self, start: StartMark, job: SlurmJob) -> float:
         """By the mark, which is exact, unless its clock is off: Slurm counts whole seconds."""
+        if job.waits:  # it did when Slurm was asked
+            return min(max(0.0, self.now - start.at), self.asked_ago_s)
         by_slurm = job.ran_s + self.asked_ago_s
         return max(0.0, min(max(self.now - start.at, by_slurm - CLOCKS_S), by_slurm + CLOCKS_S))
 
