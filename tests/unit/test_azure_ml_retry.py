@@ -133,6 +133,14 @@ def test_statuses_of_a_job_whose_pilot_has_begun(status: str, phase: str) -> Non
     assert machine.phase == phase
 
 
+@pytest.mark.parametrize("status", ["queued", "preparing", "starting"])
+def test_a_job_whose_pilot_has_begun_since_its_status_was_asked_for_is_up(status: str) -> None:
+    marks = PilotMarks(allocated=0.0, start=PilotStart("s", "n", 0.0))
+    seen = MlSighting(ONE, MlJob("j", status, "c", {}), True, marks, has_just_begun=True)
+    machine = machine_of(seen, 10.0, PATIENCE)
+    assert (machine.phase, machine.start, machine.ran_s) == ("up", "j.1", 10.0)
+
+
 def test_an_unusable_node_is_worth_another_one() -> None:
     job = MlJob("j", "running", "c", {})
     marks = PilotMarks(allocated=0.0, start=PilotStart("s", "n", 0.0))

@@ -67,7 +67,7 @@ ON_A_NODE = frozenset(
 BEFORE_A_START = frozenset(status for status, stage in STAGES.items() if stage in ("waits", "prepares")) - {
     "unknown"
 }
-"""Statuses that a job whose pilot has begun has only if Azure runs it anew."""
+"""Statuses that a job whose pilot has begun before has only if Azure runs it anew."""
 RUNNING: frozenset[Stage] = frozenset(("waits", "prepares", "runs"))
 KVM = "/dev/kvm"
 UNUSABLE = "unusable"
@@ -141,6 +141,8 @@ class MlSighting(Struct, frozen=True):
     """When it was first seen to be over."""
     words: str = ""
     """The end of its log, if it failed before its pilot began."""
+    has_just_begun: bool = False
+    """Its pilot's mark was first seen after its job's status was asked for."""
 
 
 def is_cluster(compute: Json) -> bool:
@@ -367,13 +369,14 @@ class WorkspaceInventory:
         status = job.status if job is not None else ""
         if machine not in self._since or self._since[machine][0] != status:
             self._since[machine] = (status, now)
-        marks = self._marks.get(machine, PilotMarks())
+        marks = known = self._marks.get(machine, PilotMarks())
         read_s = now - self._read_at.get(machine, 0.0)
         settled = status == "running" and marks.start is not None and 0 <= read_s < RECHECK_S
         if seen.has_box and not settled:
             marks = self._marks[machine] = await self._boxes.marks(machine, marks)
             self._read_at[machine] = now
-        if seen.has_box and job is not None and marks.allocated is None and job.status in ON_A_NODE:
+        has_node = job is not None and (job.status in ON_A_NODE or marks.start is not None)
+        if seen.has_box and has_node and marks.allocated is None:
             allocated = await self._boxes.mark_allocated(machine, now)
             marks = self._marks[machine] = marks._replace(allocated=allocated)
         ended_at = None
@@ -384,6 +387,7 @@ class WorkspaceInventory:
         return structs.replace(
             seen,
             marks=marks,
+            has_just_begun=known.start is None and marks.start is not None,
             node=self._nodes.get(machine, NO_NODE),
             cluster=clusters.get(job.cluster, {}) if job is not None else {},
             since=self._since[machine][1],
@@ -432,7 +436,8 @@ def machine_of(seen: MlSighting, now: float, patience: StagePatience) -> Machine
         shown = structs.replace(
             shown, start=f"{job.name}.1", ran_s=max(0.0, (seen.ended_at or now) - marks.allocated)
         )
-    if marks.restarted or (marks.start is not None and job.status in BEFORE_A_START):
+    begun_before = marks.start is not None and not seen.has_just_begun
+    if marks.restarted or (begun_before and job.status in BEFORE_A_START):
         why = f"{_told(job)}: its node was taken back, and Azure runs the job anew"
         return structs.replace(shown, phase="evicted", detail=why)
     if marks.end is not None or job.stage in ("ends", "over"):
