@@ -46,8 +46,8 @@ class LoopbackHost(Host):
         self._mark = f"{directory.parent.name}/{self.name}"
         self._key = keys.new_key(self.name)
         self._process: subprocess.Popen[bytes] | None = None
-        self._sessions: list[int] = []
-        """The sshds of connections that have outlived the one that took them."""
+        self._sessions: dict[int, str] = {}
+        """The sshds of connections that have outlived the one that took them, and when they began."""
         self.home.mkdir(parents=True)
         (directory / "authorized_keys").write_text(f"{client_key}\n")
         keys.write_private(directory / "host_key", self._key.private)
@@ -111,7 +111,8 @@ class LoopbackHost(Host):
         if self._process is not None:
             listener = self._process.pid
             self._wait(lambda: freeze_all(lambda: [listener]), "has an sshd that cannot be stopped")
-            self._sessions = [pid for pid in self._all() if pid != listener and _is_sshd(pid)]
+            others = (pid for pid in self._all() if pid != listener)
+            self._sessions = {pid: began for pid in others if (began := _sshd_began(pid))}
         self._end_sshd()
         if drop_sessions:
             signal_all(self._sessions, signal.SIGTERM)
@@ -144,7 +145,7 @@ class LoopbackHost(Host):
         return checked(self.name, done, check)
 
     def _all(self) -> list[int]:
-        own = [pid for pid in self._sessions if _is_sshd(pid)]
+        own = [pid for pid, began in self._sessions.items() if _sshd_began(pid) == began]
         if self._process is not None and self.is_on:
             own.append(self._process.pid)
         return processes_of(own, self._mark)
@@ -157,7 +158,7 @@ class LoopbackHost(Host):
         (self._directory / "sshd.pid").unlink(missing_ok=True)
 
     def _await_port(self) -> None:
-        """A child of the last sshd has its listening socket, too, until it has looked after itself."""
+        """Wait until sshd can listen: a child of the last one has its listening socket, too, for a moment."""
         until = time.monotonic() + WAIT_S
         while True:
             try:
@@ -349,11 +350,14 @@ def _table() -> list[tuple[int, int, str]]:
     return rows
 
 
-def _is_sshd(pid: int) -> bool:
+def _sshd_began(pid: int) -> str:
+    """When this sshd began, which tells it from a later one of its number. Empty if it is gone, or none."""
     try:
-        return Path(f"/proc/{pid}/comm").read_text().startswith("sshd")
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
-        return False
+        return ""
+    name, _, rest = text.partition("(")[2].rpartition(")")
+    return rest.split()[19] if name.startswith("sshd") else ""
 
 
 def _is_marked(pid: int, mark: str) -> bool:

@@ -128,6 +128,7 @@ def marker(name: str, value: str) -> bytes:
 
 
 def markers_of_jobs(machine: str) -> tuple[bytes, bytes]:
+    """What only the environments of a machine's jobs have, and not its supervisor's."""
     return marker("EVALFLEET_MACHINE", machine), b"\0EVALFLEET_JOB="
 
 
