@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import re
@@ -22,7 +23,7 @@ import pytest
 from evalfleet.channels.program import FOLDER, archive
 from evalfleet.channels.supervisor.files import job_name, read_key
 from evalfleet.channels.supervisor.host import HostClock, expiry_in, seconds_to
-from evalfleet.channels.supervisor.machine import open_socket, remove_machine
+from evalfleet.channels.supervisor.machine import open_socket, remove_machine, short_path
 from evalfleet.channels.supervisor.processes import birth, marked, marker, parse_stat
 from evalfleet.names import safe_name
 from tests.planted import UNIQUE
@@ -511,6 +512,63 @@ def test_at_its_expiry_the_machine_ends_and_its_results_wait(host: Host) -> None
     assert peer.run("b.0", "true")["reason"] == "failed_to_start"
     peer.ask("expire", seconds=3600)
     assert peer.run("c.0", "true")["reason"] == "exited"
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_more_time_that_was_asked_for_while_it_was_frozen_is_given(host: Host, known: bool) -> None:
+    """By a connection that it has, or by one that it has not seen yet."""
+    worker, asker = host.peer(), host.peer(run=None)
+    worker.shell("a.0", UNTIL_GO)
+    pid = host.pid
+    asker.ask("expire", seconds=2.0 * slowness())
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        expiry = json.loads((host.directory / "expiry").read_bytes())
+        asker = asker if known else host.peer(run=None)
+        asked = asker.send("expire", seconds=3600)
+        until(lambda: seconds_to(expiry) < 0, "the expiry")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert "error" not in asker.answer(asked)
+    host.go("a.0")
+    assert worker.end("a.0")["reason"] == "exited"
+
+
+def test_who_asks_a_supervisor_for_more_time_that_is_just_leaving_gets_it_of_the_next(tmp_path: Path) -> None:
+    with hosting(tmp_path / ".evalfleet" / "abc" / "m") as host:
+        host.peer(run=None).ask("expire", seconds=600)
+        host.kill()
+        with leaving_supervisor(host.directory) as listener:
+            request = {"home": "abc", "folder": "m", "expires_s": 3600, "most": 1}
+            asking = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(FOLDER), "extend"],
+                cwd=tmp_path,
+                env={**os.environ, "EVALFLEET_MACHINE": str(host.directory)},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+            assert asking.stdin is not None
+            asking.stdin.write(json.dumps(request).encode() + b"\n")
+            asking.stdin.flush()
+            knocked, _ = listener.accept()
+            until(lambda: knocked.recv(1, socket.MSG_PEEK), "its request")
+            knocked.close()
+        said, _ = asking.communicate(timeout=PATIENCE_S)
+        assert json.loads(said) == {}
+        assert seconds_to(json.loads((host.directory / "expiry").read_bytes())) > 3000
+
+
+@contextlib.contextmanager
+def leaving_supervisor(directory: Path) -> Iterator[socket.socket]:
+    """One that still has its lock and listens, and hears nobody any more."""
+    with (directory / "supervisor.lock").open("r+") as lock, socket.socket(socket.AF_UNIX) as listener:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with short_path(directory) as path:
+            Path(path).unlink()
+            listener.bind(path)
+        listener.listen()
+        listener.settimeout(PATIENCE_S)
+        yield listener
 
 
 def test_an_expiry_outlives_the_supervisor(host: Host) -> None:

@@ -66,7 +66,9 @@ def order(directory: Path, message: dict[str, Any], timeout_s: float) -> None:
     with open_socket(directory, timeout_s) as sock, sock.makefile("rwb") as file:
         file.write(json.dumps({"n": 1, "key": read_key(str(directory)), **message}).encode() + b"\n")
         file.flush()
-        line = file.readline(ANSWER_CAP) or b'{"error": "no answer"}'
+        line = file.readline(ANSWER_CAP)
+    if not line:
+        raise ConnectionResetError("no answer")
     try:
         answer = json.loads(line)
         error = answer.get("error")

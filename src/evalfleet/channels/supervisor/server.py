@@ -161,6 +161,8 @@ class Server:
         if self.notices is not None and now >= self.notices.due:
             self.notices.tick(now)
         if steady() >= self.expires:
+            self.hear_last_words()
+        if steady() >= self.expires:
             self.expire()
         elif now >= self.beat_at:
             self.beat(now)
@@ -200,6 +202,12 @@ class Server:
                 time.sleep(0.05)  # out of descriptors: the socket stays readable, so do not spin
                 return
             self.clients.add(sock)
+
+    def hear_last_words(self) -> None:
+        """On a host that was slow or frozen somebody may have asked for more time, and waits to be heard."""
+        for _ in range(2):  # who knocks is let in, then heard
+            for key, events in self.selector.select(0):
+                self.guarded(key.data, key, key, events)
 
     def expire(self) -> None:
         """The dead-man switch: nobody asked for more time. Results wait on the disk."""

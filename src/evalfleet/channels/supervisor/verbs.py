@@ -311,17 +311,24 @@ def lock(directory: str, request: dict[str, Any], make: bool) -> dict[str, Any]:
 
 def supervise(directory: str, request: dict[str, Any]) -> dict[str, Any]:
     """Not under the flock: a supervisor would inherit it."""
-    from .main import start
-
-    problem = start(directory)
-    if problem:
-        return {"error": "supervisor", "detail": problem}
     from pathlib import Path
 
     from .machine import order
+    from .main import start
 
     home = Path(os.path.realpath(directory))
-    order(home, {"op": "expire", "seconds": request["expires_s"]}, ORDER_S)
+    until = time.monotonic() + START_S
+    while True:
+        problem = start(directory)
+        if problem:
+            return {"error": "supervisor", "detail": problem}
+        try:
+            order(home, {"op": "expire", "seconds": request["expires_s"]}, ORDER_S)
+            break
+        except (ConnectionError, FileNotFoundError):  # it is just leaving, for its expiry or another version
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.01)
     wishes = [{"op": "watch", **request["watch"]}] if request.get("watch") else []
     wishes += [{"op": "anew"}] if request.get("anew") else []
     for wish in wishes:
