@@ -48,7 +48,8 @@ from .pool_machine import (
     work_at,
 )
 
-PROBE_S = 10.0
+PROBE_S = 30.0
+"""Longer than machines may be silent that are reached by SSH; those that are reached by mail take seconds."""
 KEPT_S = 6 * 3600.0
 """So long machines may take to fetch files from their place's storage."""
 
@@ -242,10 +243,13 @@ class Pool:
             ids = [machine.id for machine in machines]
             holds = Holds(self.store, self.name)
             holds.take_all(ids, journal.epoch, self.workspace.now())
-            fence = Fence(self.name, journal.epoch)
+            fences = [Fence(self.name, journal.epoch, m.offer.silent_s) for m in machines]
             try:
                 return await asyncio.gather(
-                    *(work_at(work, m, places[m.offer.place], fence, journal) for m in machines)
+                    *(
+                        work_at(work, m, places[m.offer.place], fence, journal)
+                        for m, fence in zip(machines, fences, strict=True)
+                    )
                 )
             finally:
                 holds.give_back(ids, self.name, journal.epoch)
@@ -294,7 +298,7 @@ class Pool:
     async def _ask(self, view: PoolView, machine: MachineState, place: Place) -> ActionResult:
         hold = view.holds.get(machine.id)
         epoch = self.store.stream(self.name).epoch if hold is None else hold.epoch
-        fence = pool_fence(self.name, hold, Fence(self.name, epoch))
+        fence = pool_fence(self.name, hold, Fence(self.name, epoch, machine.offer.silent_s))
         channel = place.channel(machine_of(machine), fence)
         try:
             async with asyncio.timeout(PROBE_S):

@@ -226,7 +226,7 @@ class LentPlace:
     async def _clear(self, hold: Hold, once: str = "") -> None:
         """Whatever an earlier borrower left running ends now."""
         known = self._pool().state.machines[hold.machine]
-        fence = pool_fence(hold.pool, hold, Fence(self._run, self._epoch))
+        fence = pool_fence(hold.pool, hold, Fence(self._run, self._epoch, known.offer.silent_s))
         channel = self._place.channel(machine_of(known), fence)
         try:
             async with asyncio.timeout(CLEAR_S):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from evalfleet.channels.ssh.host_home import HostHome
 
 HANDSHAKES = 16
-CONNECT_S = 5.0
+CONNECT_S = 10.0
 SSH_PORT = 22
 GIB = 1 << 30
 
