@@ -127,7 +127,7 @@ def test_to_kill_exec_leaves_its_command_running(docker: Docker) -> None:
     assert docker.ok("exec", "s", "cat", "/tmp/mark") == "began\n"
     assert docker.host.run(["pgrep", "-fx", "sleep 2468"]).stdout
     assert docker("exec", "s", "pkill", "-fx", "sleep 2468").returncode == 0
-    assert docker.host.run(["pgrep", "-fx", "sleep 2468"], check=False).stdout == ""
+    until(lambda: not docker.host.run(["pgrep", "-fx", "sleep 2468"], check=False).stdout, "it is killed")
 
 
 def test_a_container_that_is_killed_ends_its_execs(docker: Docker) -> None:
