@@ -55,7 +55,7 @@ class Holder:
     async def _hold(self, machine: MachineId) -> None:
         offer = (await self._place.offers(Needs()))[0]
         await self._place.create(machine, offer, LONG_S)
-        fence = Fence("run", 1)
+        fence = Fence("run", 1, 20.0)
         channel = self._place.channel(Machine(machine, "up"), fence)
         await _patiently(lambda: channel.probe(None))
         job = Job(AttemptId(f"{machine}.0"), LONG, LONG_S)

@@ -296,7 +296,7 @@ async def _tried_once(attack: Attack, kind: Isolation, nap: str) -> str:
                 (offer,) = await place.offers(Needs())
                 await place.create(machine_id, offer, 600.0)
                 (machine,) = await place.list("hostile-000000")
-                channel = place.channel(machine, Fence("hostile", 1))
+                channel = place.channel(machine, Fence("hostile", 1, 20.0))
                 try:
                     found = await _attacked(attack, kind, channel, Path(machine.address), Path(folder), nap)
                 finally:

@@ -120,7 +120,7 @@ async def _machine(folder: Path) -> AsyncIterator[tuple[Channel, int]]:
     await place.create(MACHINE, offer, 3600.0)
     try:
         (machine,) = await place.list("cost-000000")
-        channel = place.channel(machine, Fence("cost", 1))
+        channel = place.channel(machine, Fence("cost", 1, 20.0))
         yield channel, parse_stat((Path(machine.address) / "supervisor.pid").read_bytes())[0] or 0
         await channel.close()
     finally:

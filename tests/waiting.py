@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import signal
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 PATIENCE_S = 240.0
 """After so long a fact will not come true any more. Two such waits fit into pytest's own limit."""
 LOOK_S = 0.02
-STOLEN_OVER_S = 5.0
+STOLEN_OVER_TICKS = 1000
+"""Five seconds on two processors."""
 MOST_STOLEN = 0.6
 T = TypeVar("T")
 
@@ -28,27 +29,20 @@ def slowness() -> float:
     It is for limits that a test gives to evalfleet itself, such as the silence after which a host is lost. It
     is measured for each test anew: the tests themselves make a computer busy that was idle when they began.
     The average over a minute is late by as much, so those that want to run at this moment count, too. So does
-    what a virtual computer's neighbours take: half of the processors stolen made a whole run twice as long.
+    the time that the host of a virtual machine gives to others: all tests once took twice as long for it.
     """
     minute, _, _, tasks, _ = Path("/proc/loadavg").read_text().split()
     wanting = max(float(minute), int(tasks.partition("/")[0]) - 1)
-    return min(max(wanting / (os.cpu_count() or 1), 1.0), 4.0) / (1.0 - min(_stolen.share(), MOST_STOLEN))
+    return min(max(wanting / (os.cpu_count() or 1), 1.0), 4.0) / (1.0 - min(_stolen(), MOST_STOLEN))
 
 
-class StolenTime:
-    """The share of this computer's processor time that the one it runs on gave to others, of late."""
-
-    def __init__(self, counted: Callable[[], tuple[int, int]]) -> None:
-        self._counted = counted
-        self._before = self._latest = (-math.inf, *counted())
-
-    def share(self) -> float:
-        """Over the last `STOLEN_OVER_S`, or since the question before that."""
-        now, (total, stolen) = time.monotonic(), self._counted()
-        if now - self._latest[0] >= STOLEN_OVER_S:
-            self._before, self._latest = self._latest, (now, total, stolen)
-        passed = total - self._before[1]
-        return (stolen - self._before[2]) / passed if passed > 0 else 0.0
+def _stolen() -> float:
+    """The share of processor time that the host of this virtual machine gave to others, of late."""
+    total, stolen = _processor_time()
+    if total - _looks[-1][0] >= STOLEN_OVER_TICKS:
+        _looks.append((total, stolen))
+    total_then, stolen_then = _looks[0]
+    return (stolen - stolen_then) / max(total - total_then, 1)
 
 
 def _processor_time() -> tuple[int, int]:
@@ -58,7 +52,8 @@ def _processor_time() -> tuple[int, int]:
     return sum(ticks), ticks[7]
 
 
-_stolen = StolenTime(_processor_time)
+_looks = deque([_processor_time()], maxlen=2)
+"""What was counted at the last two looks."""
 
 
 def allow_for_load(harness: Harness) -> None:

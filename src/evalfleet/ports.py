@@ -164,7 +164,8 @@ class Fence(Struct, frozen=True):
 
     run: str
     epoch: int
-    silent_s: float = 8.0
+    silent_s: float
+    """As the offer of the machine says: after so long without a word a call is given up."""
     looks_on: bool = False
     """It only follows files: it is no controller, takes nothing over, and keeps no lease alive."""
 

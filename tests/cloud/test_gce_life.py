@@ -167,7 +167,7 @@ def test_a_machine_that_somebody_deletes_or_stops_is_lost_and_neither_taken_back
 def test_a_machine_that_is_taken_back_is_told_from_one_that_is_lost(google: StandIn, tmp_path: Path) -> None:
     async def work(made: GcePlace) -> None:
         seen = await bring_up(made, spot=True)
-        channel = made.channel(seen, Fence("r", 1))
+        channel = made.channel(seen, Fence("r", 1, 20.0))
         await channel.start(Job(AttemptId("t.0"), Command(("sleep", "600")), 600))
         google.preempt(ONE, notice_s=4.0)
         ended = await asyncio.wait_for(channel.ended(AttemptId("t.0")), PATIENCE_S)
@@ -270,7 +270,7 @@ def test_a_machine_without_a_public_address_is_reached_by_a_jump_host(
             seen = await find(behind, two)
             assert seen is not None
             assert seen.phase == "up"
-            channel = behind.channel(seen, Fence("r", 1))
+            channel = behind.channel(seen, Fence("r", 1, 20.0))
             await channel.start(Job(AttemptId("t.0"), Command(("true",)), 60))
             ended = await asyncio.wait_for(channel.ended(AttemptId("t.0")), PATIENCE_S)
             assert ended.exit_code == 0

@@ -266,7 +266,7 @@ def test_stopped_costs_no_machine_and_starts_again_with_its_files(azure: StandIn
         assert stopped.phase == "gone"
         again = await bring_up(made)
         assert await says(made, again, "cat file") == "kept"
-        channel = made.channel(again, Fence("r", 1))
+        channel = made.channel(again, Fence("r", 1, 20.0))
         await channel.start(Job(AttemptId("t.0"), Command(("true",)), 60))
         assert (await channel.ended(AttemptId("t.0"))).exit_code == 0
         await channel.close()

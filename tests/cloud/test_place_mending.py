@@ -61,7 +61,7 @@ async def prepared(made: AzurePlace) -> Machine:
     seen = await find(made, ONE)
     assert seen is not None
     assert seen.phase == "up"
-    channel = made.channel(seen, Fence("r", 1))
+    channel = made.channel(seen, Fence("r", 1, 20.0))
     await channel.prepare(Sleepy.bundle)
     await channel.prepare(Sleepy.bundle)
     await channel.close()

@@ -173,7 +173,7 @@ class TestLentPlace(PlaceContract):
         for n in range(1, MACHINES + 1):
             await h.bring_up(mine, n)
         machine = await h.until_up(mine, h.machine_id(2))
-        old = mine.channel(machine, Fence("contract", 2))
+        old = mine.channel(machine, Fence("contract", 2, 20.0))
         assert await old.probe(None)
         await mine.delete(machine.id)
         await theirs.create(MachineId("other-abc123-1"), await first_offer(theirs), h.long_s)

@@ -158,7 +158,8 @@ def test_a_later_holder_is_above_all_earlier_ones(holds: Holds) -> None:
     new = take(holds, "b")
     assert new is not None
     for late_epoch in (5, EPOCHS - 1):
-        stale, fresh = pool_fence("p", old, Fence("a", late_epoch)), pool_fence("p", new, Fence("b", 1))
+        stale = pool_fence("p", old, Fence("a", late_epoch, 20.0))
+        fresh = pool_fence("p", new, Fence("b", 1, 20.0))
         assert stale.epoch < fresh.epoch
         assert stale.run == fresh.run == "p", "a machine compares epochs of one name"
 

@@ -352,7 +352,7 @@ def test_a_successor_needs_no_secret_for_what_runs(tmp_path: Path) -> None:
     async def test(world: World) -> None:
         await (await world.channel()).start(job("a", "echo $KEY;" + UNTIL_GO, "KEY"))
         poor = LocalPlace("local", LocalSettings(), world.root / "machines")
-        channel = poor.channel(await world.machine(), Fence("run", 2))
+        channel = poor.channel(await world.machine(), Fence("run", 2, 20.0))
         world.channels.append(channel)
         await channel.start(job("a", "ignored", "KEY"))
         world.file("a", "go").touch()

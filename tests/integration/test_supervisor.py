@@ -534,24 +534,18 @@ def test_more_time_that_was_asked_for_while_it_was_frozen_is_given(host: Host, k
     assert worker.end("a.0")["reason"] == "exited"
 
 
-def test_who_asks_a_supervisor_for_more_time_that_is_just_leaving_gets_it_of_the_next(tmp_path: Path) -> None:
+def test_if_a_supervisor_is_just_leaving_the_next_one_gives_more_time(tmp_path: Path) -> None:
+    request = tmp_path / "request"
+    request.write_text('{"home": "abc", "folder": "m", "expires_s": 3600, "most": 1}\n')
     with hosting(tmp_path / ".evalfleet" / "abc" / "m") as host:
         host.peer(run=None).ask("expire", seconds=600)
         host.kill()
-        with leaving_supervisor(host.directory) as listener:
-            request = {"home": "abc", "folder": "m", "expires_s": 3600, "most": 1}
-            asking = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(FOLDER), "extend"],
-                cwd=tmp_path,
-                env={**os.environ, "EVALFLEET_MACHINE": str(host.directory)},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-            )
-            assert asking.stdin is not None
-            asking.stdin.write(json.dumps(request).encode() + b"\n")
-            asking.stdin.flush()
+        with leaving_supervisor(host.directory) as listener, request.open() as asked:
+            argv = [sys.executable, "-I", "-S", str(FOLDER), "extend"]
+            env = {**os.environ, "EVALFLEET_MACHINE": str(host.directory)}
+            asking = subprocess.Popen(argv, cwd=tmp_path, env=env, stdin=asked, stdout=subprocess.PIPE)
             knocked, _ = listener.accept()
-            until(lambda: knocked.recv(1, socket.MSG_PEEK), "its request")
+            assert knocked.recv(1, socket.MSG_PEEK), "it has asked"
             knocked.close()
         said, _ = asking.communicate(timeout=PATIENCE_S)
         assert json.loads(said) == {}

@@ -244,7 +244,7 @@ def test_settings_reach_the_hosts(home: Path) -> None:
 
     async def main() -> int | None:
         place = make_place(home, **settings)
-        channel = place.channel((await place.list("pool"))[0], Fence("r", 1))
+        channel = place.channel((await place.list("pool"))[0], Fence("r", 1, 20.0))
         await channel.start(Job(AttemptId("t.0"), Command(("sh", "-c", write)), 30.0))
         ended = await channel.ended(AttemptId("t.0"))
         await channel.close()

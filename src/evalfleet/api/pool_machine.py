@@ -68,8 +68,10 @@ async def prolong(
 
 
 async def work_at(
-    work: Work, machine: MachineState, place: OwnPlace, fence: Fence, journal: SqliteJournal
+    work: Work, machine: MachineState, place: OwnPlace, pool: str, journal: SqliteJournal
 ) -> ActionResult:
+    """Do the work on a machine of the pool, and tell what went wrong, if anything."""
+    fence = Fence(pool, journal.epoch, machine.offer.silent_s)
     channel = place.channel(machine_of(machine), fence)
     try:
         await work(PoolMachine(machine, place, fence, channel, journal))

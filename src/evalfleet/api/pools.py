@@ -49,7 +49,7 @@ from .pool_machine import (
 )
 
 PROBE_S = 30.0
-"""Longer than machines may be silent that are reached by SSH; those that are reached by mail take seconds."""
+"""How long a probe waits at most. Machines that are reached by mail take seconds to answer."""
 KEPT_S = 6 * 3600.0
 """So long machines may take to fetch files from their place's storage."""
 
@@ -243,13 +243,9 @@ class Pool:
             ids = [machine.id for machine in machines]
             holds = Holds(self.store, self.name)
             holds.take_all(ids, journal.epoch, self.workspace.now())
-            fences = [Fence(self.name, journal.epoch, m.offer.silent_s) for m in machines]
             try:
                 return await asyncio.gather(
-                    *(
-                        work_at(work, m, places[m.offer.place], fence, journal)
-                        for m, fence in zip(machines, fences, strict=True)
-                    )
+                    *(work_at(work, m, places[m.offer.place], self.name, journal) for m in machines)
                 )
             finally:
                 holds.give_back(ids, self.name, journal.epoch)

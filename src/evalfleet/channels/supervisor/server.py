@@ -134,13 +134,17 @@ class Server:
             if self.notices is not None:
                 due = min(due, self.notices.due)
             due = min(due, time.monotonic() + self.expires - steady())
-            for key, events in self.selector.select(max(due - time.monotonic(), 0.0)):
-                self.guarded(key.data, key, key, events)
+            self.handle_events(max(due - time.monotonic(), 0.0))
             now = time.monotonic()
             if now >= due:
                 self.guarded(self.tick, None, now)
             self.done = self.done or (self.leaving and not self.jobs.live)
             self.clients.flush()
+
+    def handle_events(self, timeout_s: float) -> None:
+        """Wait for the next events, and do what they ask for."""
+        for key, events in self.selector.select(timeout_s):
+            self.guarded(key.data, key, key, events)
 
     def guarded(self, call: Callable[..., None], key: Any, *args: Any) -> None:
         """Whatever is wrong with one event, the other jobs must not lose their supervisor."""
@@ -161,7 +165,7 @@ class Server:
         if self.notices is not None and now >= self.notices.due:
             self.notices.tick(now)
         if steady() >= self.expires:
-            self.hear_last_words()
+            self.read_waiting_requests()
         if steady() >= self.expires:
             self.expire()
         elif now >= self.beat_at:
@@ -203,11 +207,10 @@ class Server:
                 return
             self.clients.add(sock)
 
-    def hear_last_words(self) -> None:
-        """On a host that was slow or frozen somebody may have asked for more time, and waits to be heard."""
-        for _ in range(2):  # who knocks is let in, then heard
-            for key, events in self.selector.select(0):
-                self.guarded(key.data, key, key, events)
+    def read_waiting_requests(self) -> None:
+        """While the host was frozen or starved, somebody may have asked for more time."""
+        for _ in range(2):  # the first accepts new connections, the second reads what they sent
+            self.handle_events(0.0)
 
     def expire(self) -> None:
         """The dead-man switch: nobody asked for more time. Results wait on the disk."""

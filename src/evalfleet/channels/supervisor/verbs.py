@@ -310,18 +310,22 @@ def lock(directory: str, request: dict[str, Any], make: bool) -> dict[str, Any]:
 
 
 def supervise(directory: str, request: dict[str, Any]) -> dict[str, Any]:
-    """Not under the flock: a supervisor would inherit it."""
-    from pathlib import Path
+    """Start the machine's supervisor if none runs, and tell it how long the machine may live.
 
-    from .machine import order
+    This is not done under the flock, which a supervisor would inherit.
+    """
     from .main import start
 
-    home = Path(os.path.realpath(directory))
     until = time.monotonic() + START_S
     while True:
         problem = start(directory)
         if problem:
             return {"error": "supervisor", "detail": problem}
+        from pathlib import Path  # not before: 1.3 MB that every supervisor would keep
+
+        from .machine import order
+
+        home = Path(os.path.realpath(directory))
         try:
             order(home, {"op": "expire", "seconds": request["expires_s"]}, ORDER_S)
             break
