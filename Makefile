@@ -33,7 +33,7 @@ PAGES  := tests/docs tests/demo tests/bench tests/web
 PLACES := tests/ssh tests/lab tests/cloud tests/slurm tests/waa
 GEAR   := standins/tests
 
-.PHONY: help demo test test-core test-pages test-places test-gear system-packages check nightly bench clean lint lint-twice
+.PHONY: help demo test test-core test-pages test-places test-gear system-packages check nightly bench clean lint
 .NOTPARALLEL:
 
 help:
@@ -46,13 +46,16 @@ check: lint
 	$(PYTEST) -q -n $(JOBS) -m 'not slow and not nightly' tests/unit
 	$(BIN)/evalfleet sim --seeds 10
 
-test: lint-twice system-packages
+# Types are checked twice. The second one takes minutes of one core, so all else goes on beside it.
+test: .venv/dev system-packages
 	@[ "$(AZURE_CONTRACTS)" ] || echo "!!!!!!!! NO CHECK AGAINST AZURE'S CONTRACTS: there is no ../shared/contracts" >&2
 	@[ "$(GOOGLE_CONTRACTS)" ] || echo "!!!!!!!! NO CHECK AGAINST GOOGLE'S CONTRACTS: there is no ../shared/contracts" >&2
 	@[ "$(AZ)" ] || echo "!!!!!!!! NO TEST BY MICROSOFT'S OWN az: \`make test-gear\` installs it, 700 MB" >&2
 	@[ "$(GOOGLE_CLIENTS)" ] || echo "!!!!!!!! NO TEST BY GOOGLE'S OWN CLIENTS: \`make test-gear\` installs them, 320 MB" >&2
 	@[ "$(AZURE_AI_ML)" ] || echo "!!!!!!!! NO TEST BY MICROSOFT'S OWN azure-ai-ml: \`make test-gear\` installs it, 140 MB" >&2
-	tools/run-tests $(PYTEST) -n $(JOBS) --dist worksteal
+	$(BIN)/pyright & pyright=$$!; \
+	$(MAKE) -s lint && $(BIN)/evalfleet sim --seeds 300 && tools/run-tests $(PYTEST) -n $(JOBS) --dist worksteal; tests=$$?; \
+	wait $$pyright && exit $$tests
 	@printf '\n======== SKIPPED TESTS ========\n'; grep '^SKIPPED' .venv/tests.log || echo none; echo
 
 test-core test-pages test-places: .venv/dev system-packages
@@ -113,13 +116,6 @@ lint: .venv/dev
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
-
-# By both checkers of types, at the same time, because each of them uses one core; what is left of the second
-# core's time simulates runs.
-lint-twice: .venv/dev
-	$(BIN)/pyright & pyright=$$!; \
-	$(MAKE) -s lint && $(BIN)/evalfleet sim --seeds 300; lint=$$?; \
-	wait $$pyright && exit $$lint
 
 # The stamps are redone when pyproject.toml changes.
 .venv/core: pyproject.toml | $(BIN)/python

@@ -19,6 +19,8 @@ from hypothesis import settings
 settings.register_profile("patient", parent=settings(), deadline=None)
 settings.load_profile("patient")
 
+WAITING = ("tests/cloud/", "tests/lab/", "tests/slurm/", "tests/ssh/", "tests/waa/")
+
 
 def pytest_configure() -> None:
     """Let processes that tests start hear signals, however the tests were started.
@@ -65,14 +67,21 @@ def _pass_by_shims() -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Let each worker begin with some of the slow tests: none is to be left alone with one at the end.
 
-    With `--dist worksteal` workers get equal shares of the list, and take from the end of each other's.
+    Then most of them go on with tests of machines, which wait more than they compute, while the others keep
+    the processors busy; all end with what is quick. With `--dist worksteal` workers get equal shares of the
+    list, and take from the end of each other's.
     """
     workers = int(getattr(config, "workerinput", {}).get("workercount", 1))
     slow = [item for item in items if any(mark.name == "slow" for mark in item.own_markers)]
-    others = iter([item for item in items if all(mark.name != "slow" for mark in item.own_markers)])
+    quick = [item for item in items if all(mark.name != "slow" for mark in item.own_markers)]
+    waiting = [item for item in quick if item.nodeid.startswith(WAITING)]
+    others = iter([item for item in quick if not item.nodeid.startswith(WAITING)])
+    waiters = -(-workers * 2 // 3)
     ordered: list[pytest.Item] = []
     for worker in range(workers):
-        first = slow[worker::workers]
         share = (len(items) - len(ordered)) // (workers - worker)
+        first = slow[worker::workers]
+        if worker < waiters:
+            first += waiting[len(waiting) * worker // waiters : len(waiting) * (worker + 1) // waiters]
         ordered += [*first, *itertools.islice(others, max(0, share - len(first)))]
     items[:] = ordered

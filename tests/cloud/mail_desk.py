@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from evalfleet.events import AttemptStarted, MachineAllocated
+from evalfleet.events import AttemptStarted, MachineAllocated, MachineCondemned, MachineRequested
 from evalfleet.model import Broken, Cause, Machine
 from evalfleet.ports import Place
 from evalfleet.testing import ShellHarness
@@ -87,16 +87,23 @@ def nothing_left(service: JobService) -> None:
 
 def killed_and_resumed(at: Desk, place: str) -> None:
     """A run whose controller is killed is done by another one, which takes its two machines over."""
-    run = at.start("run", "b.toml", "--on", place, "--workers", "2", "--name", "r", "--budget", "5")
+    words = ("--workers", "2", "--canary", "0", "--name", "r", "--budget", "5")  # both are asked for at once
+    run = at.start("run", "b.toml", "--on", place, *words)
     results = at.folder / "results/r"
     until(lambda: list(results.glob("t*/t*.0/result.json")) or None, lambda: f"a first score: {run.said}")
     run.kill()
+    asked = [event.machine for event in at.events() if isinstance(event, MachineRequested)]
+    assert len(asked) == 2
     done = at("resume", "r")
     assert done.code == 0, done
     told = json.loads((results / "results.json").read_text())
     assert (told["scored"], told["broken"], told["status"]) == (4, 0, "done")
-    begun = [event for event in at.events() if isinstance(event, MachineAllocated)]
-    assert len(begun) == 2, "the second controller did not take the machines over"
+    events = at.events()
+    assert [event.machine for event in events if isinstance(event, MachineRequested)] == asked, events
+    begun = [event.machine for event in events if isinstance(event, MachineAllocated)]
+    assert sorted(begun) == sorted(set(begun)), "a machine began twice"
+    ends = {event.detail for event in events if isinstance(event, MachineCondemned)}
+    assert ends == {"nothing left to do"}, "the second controller did not take the machines over"
 
 
 def evicted_once(at: Desk, place: str, preempt: Callable[[], None]) -> None:

@@ -207,6 +207,7 @@ def _details(at: Desk) -> list[str]:
     return [event.detail for event in at.events() if isinstance(event, MachineCondemned)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("quota", "told"),
     [

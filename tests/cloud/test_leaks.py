@@ -275,6 +275,7 @@ def test_a_laptop_that_slept_past_the_expiry(world: World, desk: CloudDesk) -> N
     all_scored(desk)
 
 
+@pytest.mark.slow
 @AZURE
 def test_our_network_is_gone_for_a_while(world: World, desk: CloudDesk) -> None:
     """Neither the cloud nor machines can be reached: none is given up, and the run goes on.

@@ -94,6 +94,7 @@ def test_the_time_limit_holds_on_the_meters(azure: StandIn, tmp_path: Path) -> N
     assert max((span.end or 0.0) - ahead for span in spans) <= started + limit_s
 
 
+@pytest.mark.slow
 def test_the_budget_holds_on_the_meters_when_the_controller_is_killed(azure: StandIn, tmp_path: Path) -> None:
     """Nobody comes back until an hour after their expiry, for which the budget pays disks and addresses.
 

@@ -88,6 +88,7 @@ def test_restarted_then_redeployed_and_set_up_again(azure: StandIn, tmp_path: Pa
     use(azure, tmp_path, work, answer_s=2.0)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_elsewhere_while_a_machine_is_restarted(azure: StandIn, tmp_path: Path) -> None:
     lost: list[MachineId] = []
 
@@ -160,6 +161,7 @@ def test_a_machine_is_restarted_and_an_attempt_ended_by_request_and_the_report_s
     assert not azure.left()
 
 
+@pytest.mark.slow
 def test_a_notice_ends_the_attempt_as_evicted_when_its_place_confirms_it(
     azure: StandIn, tmp_path: Path
 ) -> None:

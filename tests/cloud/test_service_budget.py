@@ -64,6 +64,7 @@ def test_a_budget_that_pays_one_job_of_azure_ml_for_its_life_ends_the_run_with_i
         ended_by_its_budget(at, ml, begin(at, "ml", budget_usd).wait(), budget_usd)
 
 
+@pytest.mark.slow
 def test_a_budget_that_pays_one_node_of_batch_pays_no_other_one_when_that_is_lost(tmp_path: Path) -> None:
     with Batch(nodes=ProcessNodes(), timing=batch_places.FAST) as batch:
         at = test_batch_mailbox.desk(batch, tmp_path, TASKS, sleeps=1.0, isolation="none", lost_s=12)

@@ -121,6 +121,7 @@ def is_left(state: RunState, place: str) -> bool:
     return place in state.circuits and state.circuits[place].phase == "open"
 
 
+@pytest.mark.slow
 def test_a_run_goes_from_azure_ml_to_batch_to_machines_and_loses_no_score(clouds: Azure, desk: Desk) -> None:
     ml = clouds.ml
     first = desk.start("run", "b.toml", "--on", "all", "--workers", "3", "--name", "r")

@@ -20,6 +20,7 @@ from .invariants import violations
 pytestmark = needs_lab
 
 
+@pytest.mark.slow
 def test_power_loss(arena: Arena) -> None:
     """Attempts are run again elsewhere. Hosts that are back are used, or at least clean, again."""
     victims = arena.choose(4)
@@ -43,6 +44,7 @@ def test_power_loss(arena: Arena) -> None:
     assert violations(arena) == []
 
 
+@pytest.mark.slow
 def test_freeze_and_thaw_after_the_lease(arena: Arena) -> None:
     """A host that stood still wakes up when its lease is over, in the middle of an attempt."""
     lease_s = 20.0 * slowness()  # long enough that a busy controller renews those of the other hosts
