@@ -46,7 +46,7 @@ from tests.cloud.batch_places import (
     play,
 )
 from tests.cloud.mail_desk import seen
-from tests.waiting import until, until_async
+from tests.waiting import slowness, until, until_async
 
 LIFE_S = 3600.0
 ONE = machine_id()
@@ -156,7 +156,7 @@ def test_the_log_of_a_task_that_runs_tells_why_its_pilot_does_not_answer(
         assert gone.detail.endswith(f"{told}sshd: no host keys?[0m available"), gone.detail
         await made.delete(ONE)
 
-    play(batch, tmp_path, act, answer_s=2.0)
+    play(batch, tmp_path, act, answer_s=2.0 * slowness())
     until(lambda: not batch.left(), "all is gone")
 
 

@@ -20,7 +20,7 @@ from standins.azure_ml import Processes
 from tests.cloud.batch_places import FAST, HOME, IDENTITY, SIZE, examine, machine_id, offer, place, play
 from tests.cloud.mail_desk import MailHarness, evicted_once, killed_and_resumed, mail_desk, nothing_left, seen
 from tests.desk import Desk, Process
-from tests.waiting import until, until_async
+from tests.waiting import slowness, until, until_async
 
 CANNOT = Processes.missing()
 pytestmark = pytest.mark.skipif(CANNOT is not None, reason=f"NO TEST OF BATCH'S MAILBOXES: {CANNOT}")
@@ -126,7 +126,7 @@ def test_a_container_that_never_starts_though_batch_says_that_it_runs_is_given_u
 ) -> None:
     """As happened for eight hours with nothing done. Its task runs on another machine."""
     account.faults.mute = "-1"
-    at = desk(account, tmp_path, 1, sleeps=0, answer_s=5)
+    at = desk(account, tmp_path, 1, sleeps=0, answer_s=5 * slowness())
     why = gave_up(at, at.start("run", "b.toml", "--on", "batch", "--workers", "1", "--name", "r"))
     assert any(
         "but the pilot has not answered: the pilot has not come to its mailbox" in each for each in why

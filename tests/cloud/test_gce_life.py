@@ -24,7 +24,7 @@ from standins.gce import Hosts, StandIn
 from tests.cloud.desk import GceDesk
 from tests.cloud.gce_places import FAST, HOME, machine_id, offer, place
 from tests.docs.pages import ROOT
-from tests.waiting import PATIENCE_S, until_async, until_seen
+from tests.waiting import PATIENCE_S, slowness, until_async, until_seen
 
 CANNOT = Lab.missing()
 pytestmark = pytest.mark.skipif(CANNOT is not None, reason=f"NO TEST OF REAL HOSTS: {CANNOT}")
@@ -228,7 +228,7 @@ def test_a_machine_is_reset_then_stopped_and_started(google: StandIn, tmp_path: 
         assert await says(made, seen, "ls", "kept") == "kept"
         assert google.instance(ONE).ends_at == ends_at, "its end has not moved"
 
-    use(google, tmp_path, work, answer_s=6.0)
+    use(google, tmp_path, work, answer_s=6.0 * slowness())
 
 
 def test_a_machine_without_a_public_address_is_reached_from_inside(google: StandIn, tmp_path: Path) -> None:

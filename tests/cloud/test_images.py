@@ -104,9 +104,10 @@ def test_a_copy_that_failed_is_made_anew(azure: StandIn, tmp_path: Path) -> None
     generalize(rest, two)
     (definition,) = azure.resources(DEFINITION_TYPE)
     path = str(definition.id).removeprefix(rest.root) + "/versions/1.0.0"
-    azure.cloud.timing.copy_s = (1.0, 1.0)
+    azure.cloud.timing.copy_s = (600.0, 600.0)
     begun = rest.ask("PUT", path, {**version_of(rest, two, "eastus"), "tags": definition.tags})
     rest.delete(compute(two))
+    azure.jump(600.0)
     assert rest.outcome(begun)["status"] == "Failed"
     azure.cloud.timing.copy_s = (0.0, 0.1)
     assert asyncio.run(capture(azure, tmp_path, "waa")).state == "ready"

@@ -85,7 +85,7 @@ def test_restarted_then_redeployed_and_set_up_again(azure: StandIn, tmp_path: Pa
         seen = await prepared(made)
         assert await says(made, seen, "cat ~/runs /mnt/made") == "x\nx\nx\nmade", "the local disk was empty"
 
-    use(azure, tmp_path, work, answer_s=2.0)
+    use(azure, tmp_path, work, answer_s=2.0 * slowness())
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from standins.azure_ml import StandIn as MachineLearning
 from tests.cloud import batch_places, ml_places, test_batch_mailbox, test_ml_run
 from tests.cloud.mail_desk import JobService, nothing_left
 from tests.desk import Desk, Done, Process
-from tests.waiting import until
+from tests.waiting import slowness, until
 
 CANNOT = Processes.missing()
 pytestmark = pytest.mark.skipif(CANNOT is not None, reason=f"NO TEST OF PILOTS: {CANNOT}")
@@ -67,7 +67,9 @@ def test_a_budget_that_pays_one_job_of_azure_ml_for_its_life_ends_the_run_with_i
 @pytest.mark.slow
 def test_a_budget_that_pays_one_node_of_batch_pays_no_other_one_when_that_is_lost(tmp_path: Path) -> None:
     with Batch(nodes=ProcessNodes(), timing=batch_places.FAST) as batch:
-        at = test_batch_mailbox.desk(batch, tmp_path, TASKS, sleeps=1.0, isolation="none", lost_s=12)
+        at = test_batch_mailbox.desk(
+            batch, tmp_path, TASKS, sleeps=1.0, isolation="none", lost_s=12 * slowness()
+        )
         (offer,) = asyncio.run(batch_places.place(batch, tmp_path, reach="mailbox").offers(Needs()))
         assert offer.boot_s is not None
         life_s = offer.boot_s + TASK_S + GRACE_S + offer.teardown_s

@@ -22,7 +22,7 @@ from evalfleet.channels.supervisor.jobs import SPARES
 from evalfleet.channels.supervisor.machine import remove_machine
 from evalfleet.channels.supervisor.processes import age, birth
 from tests.integration.test_supervisor import UNTIL_GO, Host, Peer, dead, hosting
-from tests.waiting import until
+from tests.waiting import slowness, until
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 or not sys.platform.startswith("linux"), reason="needs root on Linux: users are made up"
@@ -353,7 +353,7 @@ def test_the_time_limit_ends_an_isolated_job_that_ignores_signals_and_left_its_s
     script = (
         "trap '' TERM; id -u > $EVALFLEET_OUT/pids; setsid sh -c 'trap \"\" TERM; sleep 1000' & sleep 1000"
     )
-    peer.shell("a.0", script, isolation="user", timeout_s=0.5, grace_s=0.2)
+    peer.shell("a.0", script, isolation="user", timeout_s=0.5 * slowness(), grace_s=0.2)
     ended = peer.end("a.0")
     assert ended["reason"] == "timed_out"
     (uid,) = host.pids("a.0")

@@ -39,7 +39,7 @@ from evalfleet.model import (
 from evalfleet.names import NOTE
 from evalfleet.places.local import LocalPlace, LocalSettings
 from evalfleet.ports import Channel, Fence
-from tests.waiting import PATIENCE_S, suspend, until, until_seen
+from tests.waiting import PATIENCE_S, slowness, suspend, until, until_seen
 
 ONE = MachineId("pool-abc-1")
 SECRETS = {"KEY": "hush-hush", "OTHER": "unused-value", "SHORT": "x"}
@@ -322,10 +322,11 @@ def test_an_end_that_was_told_to_nobody_is_not_missed(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_machine_that_falls_silent_is_told_in_time_and_found_again(tmp_path: Path) -> None:
     async def test(world: World) -> None:
-        channel = await world.channel(silent_s=5.0)
+        silent_s = 5.0 * slowness()
+        channel = await world.channel(silent_s=silent_s)
         await channel.start(job("a", UNTIL_GO))
         waiting = asyncio.create_task(channel.ended(AttemptId("a")))
-        await asyncio.sleep(6.0)
+        await asyncio.sleep(silent_s + 1.0)
         assert not waiting.done()  # no job ends for long, yet the machine is heard
         suspend(world.supervisor)
         with pytest.raises(ChannelError):
@@ -341,8 +342,9 @@ def test_a_machine_that_falls_silent_is_told_in_time_and_found_again(tmp_path: P
 
 def test_who_waits_keeps_the_lease(tmp_path: Path) -> None:
     async def test(world: World) -> None:
-        channel = await world.channel(silent_s=4.0)  # a word each second
-        kept = Job(AttemptId("a"), sh("sleep 7"), 60, lease_s=5.0)
+        slow = slowness()
+        channel = await world.channel(silent_s=4.0 * slow)  # a word each second, if it is quick
+        kept = Job(AttemptId("a"), sh(f"sleep {7 * slow}"), 60 * slow, lease_s=5.0 * slow)
         assert (await run(channel, kept)).reason == "exited"
 
     play(tmp_path, test)

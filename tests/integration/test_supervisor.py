@@ -488,11 +488,11 @@ def test_a_newer_controller_takes_over_and_the_old_one_is_refused(host: Host) ->
 
 
 def test_without_a_word_for_the_lease_the_job_is_ended(host: Host) -> None:
-    peer = host.peer()
-    peer.shell("a.0", "echo 5 > $EVALFLEET_OUT/result.json; sleep 300", lease_s=4.0)
+    peer, lease_s = host.peer(), 4.0 * slowness()
+    peer.shell("a.0", "echo 5 > $EVALFLEET_OUT/result.json; sleep 300", lease_s=lease_s)
     until((host.job("a.0") / "out" / "result.json").exists, "the result")
     for _ in range(10):
-        time.sleep(0.5)
+        time.sleep(lease_s / 8)
         peer.ask("ping")
     assert peer.ask("how", job="a.0")["state"] == "running"
     ended = peer.end("a.0")
@@ -773,7 +773,7 @@ def held(log: Path) -> int:
 def test_a_fast_log_is_cut_again_and_again(host: Host) -> None:
     """How large it grows meanwhile is the disk's affair: one that is busy holds us up as well as the job."""
     peer = host.peer()
-    peer.shell("a.0", "yes " + "x" * 100, log_cap_bytes=1_000_000, timeout_s=3.0)
+    peer.shell("a.0", "yes " + "x" * 100, log_cap_bytes=1_000_000, timeout_s=3.0 * slowness())
     file = host.job("a.0") / "log"
     cuts = before = 0
     while (host.job("a.0") / "work").exists():

@@ -233,11 +233,12 @@ def test_microsofts_client_runs_a_script_on_a_machine_that_runs(azure: StandIn, 
     assert [(status.code, status.level) for status in result.value] == [
         ("ProvisioningState/succeeded", "Info")
     ]
-    azure.cloud.timing.run_command_s = (0.5, 0.5)
+    azure.cloud.timing.run_command_s = (600.0, 600.0)
     first = machines.begin_run_command("rg", "vm", command)
     with pytest.raises(HttpResponseError, match="execution is in progress") as refused:
         machines.begin_run_command("rg", "vm", command)
     assert refused.value.status_code == 409
+    azure.jump(600.0)
     first.result()
     machines.begin_deallocate("rg", "vm").result()
     with pytest.raises(HttpResponseError, match="when the VM is not running"):
