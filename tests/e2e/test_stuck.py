@@ -8,7 +8,7 @@ from pathlib import Path
 
 from evalfleet.events import AttemptEnded, AttemptStarted
 from tests.e2e.harness import Fleet, task
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, slowness, until
 
 FIRST = 'if [ "$EVALFLEET_ATTEMPT" = 0 ]; then echo working; {}; fi; score 1'
 
@@ -21,14 +21,15 @@ def attempts(fleet: Fleet, id: str) -> tuple[list[str | None], list[str], str]:
 
 
 def test_an_attempt_that_writes_nothing_is_tried_elsewhere(fleet: Fleet) -> None:
+    stall_s = round(slowness())
     fleet.bench(
         [
-            task("stuck", FIRST.format("sleep 300"), stall_s=1),
-            task("scored", "score 0.5; sleep 300", stall_s=1),
+            task("stuck", FIRST.format("sleep 300"), stall_s=stall_s),
+            task("scored", "score 0.5; sleep 300", stall_s=stall_s),
             task("silent", "gate go; score 1"),
         ],
         stall_s=0,
-        timeout_s=60,
+        timeout_s=PATIENCE_S,
     )
     run = fleet.start_run("--workers", "3")
     fleet.started("stuck.1")
@@ -37,7 +38,7 @@ def test_an_attempt_that_writes_nothing_is_tried_elsewhere(fleet: Fleet) -> None
     causes, machines, detail = attempts(fleet, "stuck")
     assert causes == ["stuck", None]
     assert len(set(machines)) == 2
-    assert detail.startswith("nothing was written to the log or the artefacts for 1 s: working")
+    assert detail.startswith(f"nothing was written to the log or the artefacts for {stall_s} s: working")
     assert (fleet.task("scored")["score"], fleet.task("scored")["attempts"]) == (0.5, 1)
     assert "working" in (fleet.home / "r/stuck/stuck.0/evalfleet.log").read_text()
     fleet.settled()

@@ -11,6 +11,7 @@ import pytest
 
 from tests.e2e.harness import Fleet, task
 from tests.e2e.pools import pool, say
+from tests.waiting import slowness
 
 ROOT = os.geteuid() == 0 and sys.platform.startswith("linux")
 ISOLATIONS = ["none", *(["user"] if ROOT else [])]
@@ -131,7 +132,7 @@ def test_a_task_that_sabotages_its_probe_gains_no_free_attempt(fleet: Fleet) -> 
     """The probe says that the machine is broken: that is no reason for another try that does not count."""
     flag = fleet.folder / "sabotaged"
     fleet.bench(
-        [task("a_1", f"touch {flag}; sleep 1000", timeout_s=1)],
+        [task("a_1", f"touch {flag}; sleep 1000", timeout_s=slowness())],
         probe=["sh", "-c", f"[ ! -e {flag} ] || {{ rm {flag}; exit 1; }}"],
     )
     done = fleet.run("--attempts", "2")

@@ -50,7 +50,7 @@ def sh(script: str, *secrets: str) -> Command:
     return Command(("sh", "-c", script), secrets=secrets)
 
 
-def job(id: str, script: str, *secrets: str, timeout_s: float = 60, bundle: str = "") -> Job:
+def job(id: str, script: str, *secrets: str, timeout_s: float = PATIENCE_S, bundle: str = "") -> Job:
     return Job(AttemptId(id), sh(script, *secrets), timeout_s, bundle)
 
 
@@ -344,7 +344,7 @@ def test_who_waits_keeps_the_lease(tmp_path: Path) -> None:
     async def test(world: World) -> None:
         slow = slowness()
         channel = await world.channel(silent_s=4.0 * slow)  # a word each second, if it is quick
-        kept = Job(AttemptId("a"), sh(f"sleep {7 * slow}"), 60 * slow, lease_s=5.0 * slow)
+        kept = Job(AttemptId("a"), sh(f"sleep {7 * slow}"), PATIENCE_S, lease_s=5.0 * slow)
         assert (await run(channel, kept)).reason == "exited"
 
     play(tmp_path, test)

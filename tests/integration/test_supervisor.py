@@ -74,7 +74,7 @@ class Peer:
         return self.answer(self.send(op, **body))
 
     def start(self, id: str, *argv: str, **more: Any) -> dict[str, Any]:
-        return self.ask("start", job={"id": id, "argv": argv, "timeout_s": 60, **more})
+        return self.ask("start", job={"id": id, "argv": argv, "timeout_s": PATIENCE_S, **more})
 
     def shell(self, id: str, script: str, **more: Any) -> dict[str, Any]:
         return self.start(id, "sh", "-c", script, **more)

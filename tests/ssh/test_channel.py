@@ -21,7 +21,7 @@ from evalfleet.ports import Channel, Fence
 from evalfleet.version import requirement
 from tests.planted import UNIQUE, holding
 from tests.pythons import python_3_8
-from tests.waiting import slowness
+from tests.waiting import PATIENCE_S, slowness
 
 from .fleet import Fleet, bring_up
 from .releases import Release
@@ -30,7 +30,7 @@ PLANTED = f"planted-{UNIQUE}-value"
 OLD_PYTHON = python_3_8()
 
 
-def shell(id: str, script: str, *secrets: str, timeout_s: float = 60.0, bundle: str = "") -> Job:
+def shell(id: str, script: str, *secrets: str, timeout_s: float = PATIENCE_S, bundle: str = "") -> Job:
     command = Command(("sh", "-c", script), secrets=secrets)
     return Job(AttemptId(id), command, timeout_s, bundle, lease_s=300.0)
 

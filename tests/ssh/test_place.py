@@ -60,7 +60,7 @@ async def test_another_homes_lock_is_respected_until_it_expires(pair: Fleet) -> 
             return True
         return False
 
-    await until_async(granted, "their lock to expire")
+    await until_async(granted, "their lock to expire", look_s=0.5)
     taken = {seen.address for seen in await ours.list("pool")}
     mine = next(host for host in pair.hosts if host.name in taken)
     sure = [seen for seen in await theirs.list("pool") if seen.address == mine.name]
