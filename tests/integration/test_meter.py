@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,7 @@ else:
 
 FOLDER = Path(meter.__file__).parent
 PRICE = {"in": 2e-6, "cached": 1e-6, "cache_write": 3e-6, "out": 8e-6}
-MOODS = ("cut", "silent", "negative", "absurd", "nonsense", "stall")
+MOODS = ("cut", "hold", "silent", "negative", "absurd", "nonsense", "stall")
 PRICES = {"any": PRICE, **{f"any+{mood}": PRICE for mood in MOODS}}
 ASK: Any = [{"role": "user", "content": "say words"}]
 
@@ -429,6 +429,76 @@ def test_a_caller_that_hangs_up_ends_its_call(tmp_path: Path) -> None:
         await until_seen(it.ended, "the call to be written down")
         assert "hung up" in it.ended()[0]["error"]
         assert (await it.state())["in_flight"] == 0
+
+    run(test, tmp_path)
+
+
+def test_a_call_is_in_the_list_before_its_caller_sees_its_end(tmp_path: Path) -> None:
+    """The list is a full pipe here: the meter stays where it writes the end, for as long as we like."""
+    listed = tmp_path / "meter/attempt/calls.jsonl"
+
+    def read(pipe: int) -> bytes:
+        with suppress(BlockingIOError):
+            return os.read(pipe, 1 << 20)
+        return b""
+
+    def fill(pipe: int) -> None:
+        for size in (4096, 1):  # whole pages, then what is left of the last one
+            with suppress(BlockingIOError):
+                while os.write(pipe, b"\n" * size):
+                    pass
+
+    async def test(it: Metered, reading: int, filling: int) -> None:
+        await it.open()
+        stream: Any = await it.gpt().chat.completions.with_raw_response.create(
+            model="any+hold", messages=ASK, stream=True
+        )
+        assert b'"n":1' in read(reading)
+        fill(filling)
+        it.models.go.set()
+        answer = asyncio.create_task(stream.http_response.aread())
+        done, _ = await asyncio.wait([answer], timeout=0.5)
+        assert not done
+        await until_seen(lambda: b'"status":200' in read(reading), "the call to be written down")
+        assert b"[DONE]" in await answer
+
+    async def all_of_it() -> None:
+        async with AsyncExitStack() as stack:
+            it = await stack.enter_async_context(metered(tmp_path, await stack.enter_async_context(Models())))
+            await stack.enter_async_context(it.clients)
+            listed.parent.mkdir()
+            os.mkfifo(listed)
+            reading = os.open(listed, os.O_RDONLY | os.O_NONBLOCK)
+            stack.callback(os.close, reading)
+            filling = os.open(listed, os.O_WRONLY | os.O_NONBLOCK)
+            stack.callback(os.close, filling)
+            await test(it, reading, filling)
+
+    asyncio.run(all_of_it())
+
+
+def test_a_call_that_outlives_its_attempt_is_counted_as_far_as_it_has_told(tmp_path: Path) -> None:
+    """A process that was killed may be reaped before the meter sees that its connections are closed."""
+
+    async def test(it: Metered) -> None:
+        client, claude = it.gpt(), it.claude()
+        silent: Any = await client.chat.completions.create(model="any+hold", messages=ASK, stream=True)
+        await anext(aiter(silent))
+        telling = await claude.messages.create(model="any+hold", messages=ASK, max_tokens=9, stream=True)
+        await anext(aiter(telling))
+        sums = await it.ask(do="close", attempt="t.1")
+        first, second = it.ended()
+        assert (sums["calls"], sums["in_flight"], sums["unknown"], sums["usd"]) == (2, 0, 2, 0)
+        assert sums["unknown_usd"] == pytest.approx(first["at_most_usd"] + second["at_most_usd"])
+        assert "in" not in first
+        assert sums["tokens"]["in"] == second["in"] > 0
+        assert first["error"] == second["error"] == "its attempt had ended"
+        it.models.go.set()
+        async for _ in silent:
+            pass
+        async for _ in telling:
+            pass
+        assert it.ended() == [first, second]
 
     run(test, tmp_path)
 

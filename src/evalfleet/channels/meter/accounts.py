@@ -48,7 +48,6 @@ class Account:
         self.attempt = attempt
         self.folder = folder
         self.calls = 0
-        self.in_flight = 0
         self.tokens: dict[str, int] = {}
         self.usd = 0.0
         self.unknown = 0  # calls whose tokens, or whose model's price, nobody knows
@@ -65,10 +64,15 @@ class Account:
         self._prices = prices
         self._rule = rule
         self._same: tuple[str, float, int] = ("", 0.0, 0)  # an error, since when, how often
+        self._under_way: dict[int, Call] = {}
         os.makedirs(folder, mode=0o700, exist_ok=True)
         self._file = os.open(
             os.path.join(folder, "calls.jsonl"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600
         )
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._under_way)
 
     def has_room(self) -> bool:
         """May another call begin? What it will cost is known only when it has ended."""
@@ -81,8 +85,7 @@ class Account:
         """`most`: what the call can use. It is written down first, for whoever reads the list of a meter that
         was killed meanwhile."""
         self.calls += 1
-        self.in_flight += 1
-        call = Call(self, self.calls, model, most)
+        call = self._under_way[self.calls] = Call(self, self.calls, model, most)
         self.write({"n": call.n, "at": call.at, "model": model, **self._at_most(call)})
         return call
 
@@ -100,7 +103,8 @@ class Account:
         return line
 
     def end(self, call: Call) -> None:
-        self.in_flight -= 1
+        if self._under_way.pop(call.n, None) is None:
+            return  # the account was closed before
         self.last_at = time.time()
         for kind, count in call.tokens.items():
             self.tokens[kind] = self.tokens.get(kind, 0) + count
@@ -170,6 +174,9 @@ class Account:
             os.write(self._file, json.dumps(line, separators=(",", ":")).encode() + b"\n")
 
     def close(self) -> None:
+        """What is still under way is counted as far as it has told; nobody reads here what it tells later."""
+        for call in [*self._under_way.values()]:
+            call.end(0, "its attempt had ended")
         if self._file >= 0:
             os.close(self._file)
             self._file = -1

@@ -272,6 +272,7 @@ class _Answer:
         inflate = _inflater(head.get("content-encoding"))
         if "event-stream" in head.get("content-type"):
             self._events = Events(hide_usage=self._hides(head))
+            self._call.tokens = self._events.tokens
         bare = self._status in (204, 304) or self._request.head.first[0] == "HEAD"
         self._writer.write(self._first_line(head, bare))
         self._began = True
@@ -281,10 +282,12 @@ class _Answer:
                 await self._write(self._seen(part, inflate))
             if self._events is not None:
                 await self._write(self._events.rest())
+        self._whole = True
+        # counted before its caller knows that it is over, who may look at once, or end
+        self.end(self._error() if self._status >= OK else "")
+        if not bare:
             self._writer.write(LAST_CHUNK)
         await self._writer.drain()
-        self._whole = True
-        self.end(self._error() if self._status >= OK else "")
 
     def _seen(self, part: bytes, inflate: Callable[[bytes], bytes] | None) -> bytes:
         """Read a part of the answer for what it tells; what is to be passed on of it."""
