@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
+
+from tests.folders import plain_files
 
 PART = 4 << 20
 UNIQUE = os.urandom(8).hex()
@@ -19,19 +21,9 @@ def holding(folder: Path, *values: str) -> list[str]:
     raw = [value.encode() for value in values]
     return [
         str(path.relative_to(folder))
-        for path, content in _contents(folder)
+        for path, content in plain_files(folder)
         if any(value in content for value in raw)
     ]
-
-
-def _contents(folder: Path) -> Iterator[tuple[Path, bytes]]:
-    for where, _, names in os.walk(folder):
-        for path in (Path(where, name) for name in names):
-            try:
-                if path.is_file() and not path.is_symlink():
-                    yield path, path.read_bytes()
-            except FileNotFoundError:
-                continue
 
 
 def processes_holding(value: str, among: Iterable[int] | None = None) -> dict[int, str]:

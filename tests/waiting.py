@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import glob
 import os
 import signal
 import time
@@ -114,9 +115,9 @@ def suspend(pid: int) -> None:
 def states(pid: int) -> set[str]:
     """The states of a process's threads, a letter each, as `ps` shows them; empty once it is gone."""
     found: set[str] = set()
-    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+    for stat in glob.glob(f"/proc/{pid}/task/*/stat"):
         try:
-            found.add(stat.read_text().rpartition(") ")[2][0])
+            found.add(Path(stat).read_text().rpartition(") ")[2][0])
         except OSError:  # the thread has ended
             continue
     return found

@@ -21,6 +21,7 @@ from standins.registry import USER, Registry, registry
 from standins.waa import rootfs
 from tests.e2e.harness import Fleet, processes
 from tests.e2e.test_hal import Hal
+from tests.folders import below
 from tests.planted import UNIQUE, holding, processes_holding
 from tests.waiting import PATIENCE_S, until
 
@@ -170,7 +171,9 @@ class InImages:
 
     def waiting(self) -> Path:
         """The work directory of the agent that has looked around, once it has."""
-        return until(lambda: next((self.fleet.home / ".machines").rglob("hal_work/waiting"), None)).parent
+        machines = self.fleet.home / ".machines"
+        waiting = until(lambda: [path for path in below(machines) if path.match("hal_work/waiting")])
+        return waiting[0].parent
 
 
 @pytest.fixture

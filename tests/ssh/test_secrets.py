@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ import pytest
 from tests.e2e.harness import Fleet as Computer
 from tests.e2e.harness import task
 from tests.e2e.metered import PRICES, metered, serving_models
+from tests.folders import below
 from tests.planted import UNIQUE, processes_holding
 from tests.planted import holding as files_holding
 from tests.waiting import until
@@ -70,12 +72,13 @@ print(found)
 def holding(folder: Path) -> list[Path]:
     """Files below it with the value in their content, and whatever has it in its name or its target."""
     found: list[Path] = []
-    for path in folder.rglob("*"):
-        target = os.fsencode(os.readlink(path)) if path.is_symlink() else b""
-        data = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
-        name = os.fsencode(path.name)
-        if any(secret_in(text) for text in (data, name, target)):
-            found.append(path)
+    for path in below(folder):
+        with suppress(FileNotFoundError):  # it has just vanished
+            target = os.fsencode(os.readlink(path)) if path.is_symlink() else b""
+            data = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
+            name = os.fsencode(path.name)
+            if any(secret_in(text) for text in (data, name, target)):
+                found.append(path)
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -90,7 +91,9 @@ def keep_files(plan: Plan, tasks: Sequence[Task], home: Path, folder: Path) -> N
     """
     benchmark = benchmark_of(plan)
     if isinstance(benchmark, FileBenchmark):
-        twins = {path.name: path for path in home.glob(f"[!.]*/{KEPT_FILES}/*")}
+        # of `glob`, as `Path.glob` fails when another run is deleted meanwhile
+        found = glob.glob(f"[!.]*/{KEPT_FILES}/*", root_dir=home)
+        twins = {path.name: path for path in map(home.joinpath, found)}
         benchmark.keep(tasks, folder / KEPT_FILES, twins.get)
 
 

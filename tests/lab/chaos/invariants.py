@@ -11,6 +11,7 @@ from evalfleet.model import Scored
 from evalfleet.names import INCOMING, PARTIAL
 from evalfleet.sim import ledger
 from evalfleet.state import AttemptState
+from tests.folders import below
 
 from . import workload
 from .arena import RUN, Arena
@@ -82,7 +83,7 @@ def artefacts_are_whole(arena: Arena) -> Iterator[str]:
     for n, known in enumerate(arena.state.tasks.values()):
         if isinstance(known.outcome, Scored) and known.decided_by is not None:
             yield from _problems_of(arena, n, arena.state.attempts[known.decided_by])
-    for path in arena.home.rglob("*"):
+    for path in below(arena.home):
         if path.suffix in (INCOMING, PARTIAL):
             yield f"{path} is left of a collection"
 
