@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import itertools
 import json
 import os
 import signal
 import time
 import tracemalloc
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,7 +24,7 @@ from evalfleet.channels.parcels import flat
 from evalfleet.channels.ssh.channel import SshChannel
 from evalfleet.channels.ssh.target import HostLost
 from evalfleet.channels.supervisor import parcel as packing
-from evalfleet.channels.supervisor.parcel import BadParcel, Packer, Unpacker
+from evalfleet.channels.supervisor.parcel import BadParcel, ForgedParcel, Packer, Unpacker
 from evalfleet.errors import ChannelError
 from evalfleet.model import AttemptId, Bundle, Collected, Command, SetupStep
 from evalfleet.names import INCOMING
@@ -317,6 +319,20 @@ def test_every_way_of_cutting_a_parcel_is_noticed(tmp_path: Path) -> None:
         with contextlib.suppress(BadParcel):
             assert flat(whole[:cut], 10) is None  # the long way is needed for a link
     assert (tmp_path / f"top{len(whole)}" / "out/l").read_bytes() == b"12345\n"
+
+
+@pytest.mark.parametrize("read", [1 << 12, 1 << 18, 4 << 20])
+def test_a_record_without_end_is_refused_in_little_memory(tmp_path: Path, read: int) -> None:
+    """However much comes at a time, and so however slow we are to read it."""
+    unpacker = Unpacker(str(tmp_path))
+    tracemalloc.start()
+    try:
+        with pytest.raises(ForgedParcel, match="a record is too long"):
+            deque(map(unpacker.feed, itertools.repeat(b"x" * read)), maxlen=0)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 30_000_000, f"{most} bytes of memory"
 
 
 def test_a_file_that_shrinks_is_named(tmp_path: Path) -> None:

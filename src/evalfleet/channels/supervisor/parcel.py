@@ -148,7 +148,7 @@ class Unpacker:
         self._expected = expected
         self._shares = shares
         self._sum = hasher()
-        self._rest = b""
+        self._rest = bytearray()
         self._folders = {""}
         self._links: dict[str, str] = {}
         self._file: int | None = None
@@ -156,20 +156,19 @@ class Unpacker:
         self._mtime = 0
 
     def feed(self, data: bytes) -> None:
-        data = self._rest + data if self._rest else data
         start = 0
         while start < len(data):
             if self._file is not None:
-                start += self._write(data[start : start + self._size_left] if self._size_left else b"")
+                start += self._write(data[start : start + self._size_left])
                 continue
-            stop = data.find(b"\n", start)
-            if stop < 0:
-                break
-            self._line(data[start : stop + 1])
-            start = stop + 1
-        self._rest = data[start:]
-        if len(self._rest) > LINE_CAP:
-            raise ForgedParcel("a record is too long")
+            stop = data.find(b"\n", start) + 1 or len(data)
+            self._rest += data[start:stop]
+            start = stop
+            if len(self._rest) > LINE_CAP:
+                raise ForgedParcel("a record is too long")
+            if self._rest.endswith(b"\n"):
+                line, self._rest = bytes(self._rest), bytearray()
+                self._line(line)
 
     def close(self) -> None:
         if self._file is not None:
