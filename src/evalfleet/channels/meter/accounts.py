@@ -174,7 +174,7 @@ class Account:
             os.write(self._file, json.dumps(line, separators=(",", ":")).encode() + b"\n")
 
     def close(self) -> None:
-        """What is still under way is counted as far as it has told; nobody reads here what it tells later."""
+        """What is still under way is counted as far as it has told. What it tells later is not counted."""
         for call in [*self._under_way.values()]:
             call.end(0, "its attempt had ended")
         if self._file >= 0:
