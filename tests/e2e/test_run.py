@@ -11,7 +11,7 @@ import pytest
 from evalfleet.events import AttemptEnded, MachineRequested
 from evalfleet.model import Broken
 from tests.e2e.harness import Fleet, task, tasks
-from tests.waiting import until
+from tests.waiting import slowness, until
 
 KEYS = {
     *("run", "benchmark", "model", "status", "started_at", "ended_at", "total_tasks", "scored", "broken"),
@@ -330,7 +330,7 @@ def test_the_budget_stops_the_run(fleet: Fleet) -> None:
     found = fleet.results()
     assert found["status"] == "stopped"
     assert found["unrun"] > 0
-    assert 0 < found["cost"]["machines_usd"] <= 4.0
+    assert 0 < found["cost"]["machines_usd"] <= 3.0 + slowness(), "its machine is deleted within a second"
     fleet.settled()
 
 
