@@ -159,15 +159,33 @@ class Sshd:
 
     def clear(self) -> None:
         """End and remove all that is there, and let it answer again."""
-        self._kill(self.leftovers())
-        until(lambda: not self.leftovers(), "the end of what was left")
+        self.end_leftovers()
         shutil.rmtree(self.home, ignore_errors=True)
         self.home.mkdir(exist_ok=True)
         if self.process is None:
             self.start()
 
     def leftovers(self) -> list[int]:
-        return marked(b"\0EVALFLEET_MACHINE=" + os.fsencode(str(self.ours)))
+        """The supervisors of its machines, and what their jobs have started."""
+        return [*self.supervisors(), *marked(b"\0EVALFLEET_MACHINE=" + os.fsencode(str(self.ours)))]
+
+    def supervisors(self) -> list[int]:
+        """Their environment is the login's: they are known by their program, which lies on the host."""
+        program, found = b"\0" + os.fsencode(self.ours) + b"/", list[int]()
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                command = (process / "cmdline").read_bytes()
+                if program in command and command.endswith(b"\0take\0"):
+                    found.append(int(process.name))
+        return found
+
+    def end_leftovers(self) -> None:
+        def none_is_left() -> bool:
+            left = self.leftovers()
+            self._kill(left)
+            return not left
+
+        until(none_is_left, "the end of what was left")
 
 
 class Fleet:
@@ -218,6 +236,7 @@ class Fleet:
                 with contextlib.suppress(OSError):
                     host.pause(signal.SIGCONT)
             host.stop()
+            host.end_leftovers()
 
 
 @contextlib.contextmanager
