@@ -22,6 +22,7 @@ from evalfleet.channels.supervisor.jobs import SPARES
 from evalfleet.channels.supervisor.machine import remove_machine
 from evalfleet.channels.supervisor.processes import age, birth
 from tests.integration.test_supervisor import UNTIL_GO, Host, Peer, dead, hosting
+from tests.processes import parent_of
 from tests.waiting import slowness, until
 
 pytestmark = pytest.mark.skipif(
@@ -301,10 +302,6 @@ def descendants(pid: int) -> list[int]:
     except OSError:
         return []  # it has ended meanwhile
     return found + [each for kid in found for each in descendants(kid)]
-
-
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 BOMB = """

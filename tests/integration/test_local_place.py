@@ -39,6 +39,7 @@ from evalfleet.model import (
 from evalfleet.names import NOTE
 from evalfleet.places.local import LocalPlace, LocalSettings
 from evalfleet.ports import Channel, Fence
+from tests.processes import parent_of
 from tests.waiting import PATIENCE_S, slowness, suspend, until, until_seen
 
 ONE = MachineId("pool-abc-1")
@@ -710,10 +711,11 @@ def test_a_create_that_is_cancelled_as_its_starter_ends_is_cancelled(tmp_path: P
         (offer,) = await place.offers(Needs())
         creating = asyncio.create_task(place.create(ONE, offer, 600.0))
         mark = marker("EVALFLEET_MACHINE", str(directory))
-        starter, heir = await until_seen(lambda: sorted(both) if len(both := marked(mark)) == 2 else None)
+        both = await until_seen(lambda: found if len(found := marked(mark)) == 2 else None)
+        starter, heir = sorted(both, key=lambda pid: parent_of(pid) != os.getpid())
+        os.kill(starter, signal.SIGKILL)  # first: it would end by itself once its heir is gone
         os.kill(heir, signal.SIGKILL)
-        os.kill(starter, signal.SIGKILL)
-        until(lambda: not Path(f"/proc/{starter}").exists(), "the end of the starter")
+        until(lambda: not Path(f"/proc/{starter}").exists() and not marked(mark), "the end of both")
         for _ in range(turns):  # the loop hears of it step by step
             await asyncio.sleep(0)
         under_way = creating.cancel()

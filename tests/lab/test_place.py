@@ -33,6 +33,7 @@ from tests.lab.places import (
     make_place,
     record_of,
 )
+from tests.processes import parent_of
 from tests.waiting import PATIENCE_S, slowness, until
 
 MACHINE = MachineId("pool-abc123-1")
@@ -173,8 +174,7 @@ def test_without_a_controller_all_ends_at_the_expiry(home: Path) -> None:
 
 def kill_with_its_shell(pid: int) -> None:
     """The shell would sweep away what a killed keeper leaves."""
-    status = Path(f"/proc/{pid}/status").read_text().splitlines()
-    shell = next(int(line.split()[1]) for line in status if line.startswith("PPid:"))
+    shell = parent_of(pid)
     assert Path(f"/proc/{shell}/cmdline").read_bytes().startswith(b"/bin/sh\0")
     os.kill(shell, signal.SIGKILL)
     os.kill(pid, signal.SIGKILL)
