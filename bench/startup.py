@@ -32,7 +32,7 @@ def run(quick: bool) -> Result:
     }
     with Workspace() as space:
         environ = environment(EVALFLEET_HOME=str(space.home))
-        seconds = _interleaved({**ours, **python}, environ, 1 if quick else ROUNDS)
+        seconds = interleaved({**ours, **python}, environ, 1 if quick else ROUNDS)
         imports = _imports((*EVALFLEET, "ls"), environ)
     medians = {name: rounded(statistics.median(each)) for name, each in seconds.items()}
     figures: Figures = {f"{name}_cpu_s": medians[name] for name in ours}
@@ -47,7 +47,7 @@ def run(quick: bool) -> Result:
     )
 
 
-def _interleaved(
+def interleaved(
     commands: dict[str, tuple[str, ...]], environ: dict[str, str], rounds: int
 ) -> dict[str, list[float]]:
     """CPU seconds by command. One round before, unmeasured, compiles and caches."""
