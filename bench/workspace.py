@@ -29,7 +29,7 @@ def console_script() -> tuple[str, ...]:
 def environment(**more: str) -> dict[str, str]:
     """Ours, without what would change a run; paths absolute, because children run elsewhere."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("EVALFLEET_")}
-    environ.pop("PYTHONDONTWRITEBYTECODE", None)  # who is compiled anew at each start cannot be compared
+    environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or a fresh tree compiles its source at every start
     if paths := environ.get("PYTHONPATH"):
         environ["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, paths.split(os.pathsep)))
     return {**environ, **more}

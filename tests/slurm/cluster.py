@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from tests.processes import parent_of
 from tests.waiting import slowness, until
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "srun", "scancel", "scontrol")
@@ -246,7 +247,7 @@ def _below(pids: Sequence[int]) -> list[int]:
     parents: dict[int, list[int]] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
-            parent = int(Path(f"/proc/{name}/stat").read_text().rpartition(") ")[2].split()[1])
+            parent = parent_of(int(name))
         except OSError:
             continue
         parents.setdefault(parent, []).append(int(name))

@@ -170,7 +170,7 @@ class Sshd:
         return [*self.supervisors(), *marked(b"\0EVALFLEET_MACHINE=" + os.fsencode(str(self.ours)))]
 
     def supervisors(self) -> list[int]:
-        """Their environment is the login's: they are known by their program, which lies on the host."""
+        """Those of its machines. Their environment is the login's: the path of their program tells them."""
         program, found = b"\0" + os.fsencode(self.ours) + b"/", list[int]()
         for process in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
