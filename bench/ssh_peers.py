@@ -1,4 +1,4 @@
-"""What others need for the same tasks: on the same lab hosts, or as local processes if they know no SSH."""
+"""The same tasks on the same lab hosts with GNU parallel and with a bare asyncssh loop."""
 
 from __future__ import annotations
 
@@ -15,24 +15,12 @@ from typing import Any
 
 from evalfleet.lab import Lab
 
-from .environments import PACKAGES, NoEnvironment, python_of
+from .bare_asyncssh import COMMANDS
 from .hosts import settings
-from .peer_tasks import COMMANDS
 from .result import Figures, rounded
 from .workspace import ROOT, Workspace, environment, wait_until
 
 LIMIT_S = 240.0
-LOCAL = ("ray", "dask", "parsl")
-SCRIPT = Path(__file__).with_name("peer_tasks.py")
-# a process tree of its own ends with its first process; what it shares in memory goes with it, too
-CAGE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
-IN_CAGE = ("sh", "-c", 'mount -t tmpfs none /dev/shm && exec "$@"', "sh")
-
-
-def peers(quick: bool) -> dict[str, Callable[[Lab, int], Figures]]:
-    """By name. Those that need large downloads are left out when it must be quick."""
-    local = {} if quick else {name: _local(name) for name in LOCAL}
-    return {"bare_asyncssh": bare_asyncssh, "gnu_parallel": parallel, **local}
 
 
 def measured(peer: Callable[[Lab, int], Figures], lab: Lab, count: int) -> Figures:
@@ -41,11 +29,8 @@ def measured(peer: Callable[[Lab, int], Figures], lab: Lab, count: int) -> Figur
         return peer(lab, count)
     except subprocess.TimeoutExpired as err:
         return {"error": f"not done after {err.timeout:g} s"}
-    except (NoEnvironment, RuntimeError, OSError) as err:
+    except (RuntimeError, OSError) as err:
         return {"error": str(err).strip().splitlines()[-1] if str(err).strip() else type(err).__name__}
-
-
-# -- over SSH --------------------------------------------------------------------------------------
 
 
 def bare_asyncssh(lab: Lab, count: int) -> Figures:
@@ -108,31 +93,6 @@ def _makespan(log: Path, count: int) -> float:
     return max(float(row[2]) + float(row[3]) for row in rows) - min(float(row[2]) for row in rows)
 
 
-# -- as local processes ----------------------------------------------------------------------------
-
-
-def _local(name: str) -> Callable[[Lab, int], Figures]:
-    def run(lab: Lab, count: int) -> Figures:
-        python = python_of(name)
-        with Workspace() as space:
-            folder = space.folder / name
-            folder.mkdir()
-            path = f"{python.parent}{os.pathsep}{os.environ['PATH']}"  # they start programs of their own
-            environ = environment(
-                HOME=str(space.folder), PATH=path, PYTHONPATH="", RAY_USAGE_STATS_ENABLED="0"
-            )
-            words = (str(python), "-P", str(SCRIPT), name, str(count), str(len(lab.hosts)), str(folder))
-            # the lab's network has no way out: what a tool would send home stays here
-            _finish(space, (*lab.prefix, *CAGE, *IN_CAGE, *words), environ, space.folder)
-            told = _rounded(json.loads((folder / "told.json").read_text()))
-        return {"version": PACKAGES[name], **told}
-
-    return run
-
-
-# -- both ------------------------------------------------------------------------------------------
-
-
 def _finish(space: Workspace, argv: Sequence[str], environ: Mapping[str, str], cwd: Path) -> float:
     """CPU seconds of a command that must succeed, with all children that it waited for."""
     with open(space.folder / "output", "ab") as output:
@@ -163,3 +123,9 @@ def _rounded(told: Mapping[str, Any]) -> Figures:
         key: _rounded(value) if isinstance(value, Mapping) else rounded(float(value))
         for key, value in told.items()
     }
+
+
+PEERS: Mapping[str, Callable[[Lab, int], Figures]] = {
+    "bare_asyncssh": bare_asyncssh,
+    "gnu_parallel": parallel,
+}

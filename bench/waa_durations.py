@@ -5,8 +5,6 @@ A human's spread around the mean of the domain (lognormal, sigma 0.4), which is 
 counts as Chrome, the others as the mean of the four that are not spreadsheets. A step takes 10 to 32 s, the
 same in all of a task; one spreadsheet task in four is hard, with 40 to 61 s. A task takes 10 s and its steps,
 which is never below the floor of 10 s and 3 s a step, and ends at its limit of 900 s.
-
-A machine: each stage lies evenly between its ends; where only one figure is known, 20% around it.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,11 +50,6 @@ SPREAD = 0.4
 STEP_S, HARD_STEP_S = (10.0, 32.0), (40.0, 61.0)
 HARD_DOMAIN, HARD_SHARE = "libreoffice_calc", 0.25
 TASK_S, LIMIT_S, MAX_STEPS = 10.0, 900.0, 15
-
-CREATE_S, SSH_S, DOCKER_S, FIRST_BOOT_S = (240.0, 360.0), (60.0, 120.0), (300.0, 600.0), (900.0, 1500.0)
-START_S, WARM_BOOT_S = (240.0, 360.0), (120.0, 300.0)
-COLD = (CREATE_S, SSH_S, DOCKER_S, FIRST_BOOT_S)
-STOPPED = (START_S, WARM_BOOT_S)
 
 
 @dataclass(frozen=True)
@@ -99,9 +92,3 @@ def _duration(rng: random.Random, domain: str) -> float:
     steps = max(1, min(MAX_STEPS, round(human * rng.uniform(*AGENT_TIMES))))
     hard = domain == HARD_DOMAIN and rng.random() < HARD_SHARE
     return min(LIMIT_S, TASK_S + steps * rng.uniform(*(HARD_STEP_S if hard else STEP_S)))
-
-
-def machine_s(seed: int, machine: str, stages: Sequence[tuple[float, float]]) -> float:
-    """From the order to a Windows that answers."""
-    rng = random.Random(f"waa machine {seed} {machine}")
-    return sum(rng.uniform(*stage) for stage in stages)

@@ -25,7 +25,7 @@ from evalfleet.lab import NamespaceHost
 from evalfleet.model import Broken, Scored
 from tests.waa.arena import Arena
 
-from .result import Figures, Result, at_most
+from .result import Aim, Figures, at_most
 
 RUN = "faults"
 MODEL = "gpt-4o"
@@ -36,12 +36,12 @@ CLEAN = ("nothing", "windows", "code", "browser")
 LIMIT_S = 1200.0
 
 
-def run(quick: bool) -> Result:
+def measure(quick: bool) -> tuple[Figures, dict[str, Aim]]:
     checkout = Path(os.environ.get("WAA_CHECKOUT", ""))
     examples = checkout / "src/win-arena-container/client/evaluation_examples_windows"
     if not (examples / "test_all.json").is_file():
         told = "WAA_CHECKOUT names no checkout of WindowsAgentArena: git clone it, and name it there"
-        return Result("waa-faults", {"error": told}, {})
+        return {"error": told}, {}
     chosen = dict(zip(FAULTS, _file_tasks(examples), strict=False))
     wishes: dict[str, Any] = {
         task: [{"fault": fault, "steps": 2}, {"steps": 1}] for fault, task in chosen.items()
@@ -62,7 +62,7 @@ def run(quick: bool) -> Result:
     figures["zeros_that_are_not_the_agents"] = zeros
     figures["scores_called_broken"] = wrong
     aims = {"zeros_that_are_not_the_agents": at_most(zeros, 0), "scores_called_broken": at_most(wrong, 0)}
-    return Result("waa-faults", figures, aims)
+    return figures, aims
 
 
 def _file_tasks(examples: Path) -> list[str]:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from evalfleet.errors import RequestError
 from evalfleet.events import AttemptEnded, AttemptStarted, Event, MachineUp
@@ -12,12 +16,11 @@ from evalfleet.model import Scored
 from tests.waa.arena import Arena
 
 from .result import Figures
-from .waa_arena import arena_of
 from .waa_durations import Named, durations, tasks
-from .waa_peer import look, openadapt
 from .workspace import wait_until
 
 RUN = "lost"
+STEPS = 5
 FIRST_S = 120.0
 LIMIT_S = 240.0
 
@@ -40,10 +43,7 @@ class Lost:
         return tuple(each * self.scale for each in durations(0, self.named))
 
 
-# -- evalfleet -------------------------------------------------------------------------------------
-
-
-def kept_by_evalfleet(lost: Lost) -> Figures:
+def kept(lost: Lost) -> Figures:
     with arena_of(lost.named, lost.seconds, lost.machines) as arena:
         process = arena.start_run(RUN)
         wait_until(lambda: _struck(arena, lost.after) is not None, FIRST_S, 0.1)
@@ -97,26 +97,16 @@ def _kept(arena: Arena) -> Figures:
     }
 
 
-# -- openadapt-evals -------------------------------------------------------------------------------
-
-
-def kept_by_openadapt(lost: Lost) -> Figures:
-    """It starts a client a host with a slice of the tasks, and fetches nothing: results stay on the hosts."""
-    with arena_of(lost.named, lost.seconds, lost.machines) as arena:
-        hosts = arena.lab.hosts
-        with openadapt(arena, lost.tasks) as (space, process):
-            wait_until(lambda: any(len(look(host).ended) >= lost.after for host in hosts), FIRST_S, 0.1)
-            struck = next(host for host in hosts if len(look(host).ended) >= lost.after)
-            struck.power_off()
-            others = [host for host in hosts if host is not struck]
-            share = lost.tasks // lost.machines
-            wait_until(lambda: all(len(look(host).ended) >= share for host in others), LIMIT_S, 0.2)
-            noticed = "FAILED" in space.output() or process.poll() is not None
-        struck.power_on()
-        on_the_lost = len(look(struck).ended)
-        elsewhere = sum(len(look(host).ended) for host in others)
-    return {
-        "kept": elsewhere + on_the_lost,
-        "of_these_on_the_lost_machine": on_the_lost,
-        "loss_noticed_when_all_others_were_done": noticed,
-    }
+@contextmanager
+def arena_of(named: Sequence[Named], seconds: Sequence[float], machines: int) -> Iterator[Arena]:
+    """Gone afterwards, with its folder."""
+    listed: dict[str, list[str]] = {}
+    for task in named:
+        listed.setdefault(task.domain, []).append(task.id)
+    wishes = {task.id: {"seconds": takes, "steps": STEPS} for task, takes in zip(named, seconds, strict=True)}
+    with tempfile.TemporaryDirectory(prefix="evalfleet-bench-") as folder:
+        arena = Arena(Path(folder), machines, tasks=listed, plan={"tasks": wishes})
+        try:
+            yield arena
+        finally:
+            arena.destroy()

@@ -1,4 +1,4 @@
-"""A short run of the fuzzer, and that it sees what it is for. `python -m bench fuzz` runs for ten minutes."""
+"""A short run of the fuzzer, and that it finds planted faults. `python -m bench hostile` runs ten minutes."""
 
 from __future__ import annotations
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from bench.stuck import hangs
 from evalfleet.events import AttemptGraded
 from evalfleet.model import CAUSES, Cause, MachineId, Offer, Task, TaskId
 from evalfleet.policy import hedge
@@ -19,6 +18,7 @@ from evalfleet.sim.scenario import OFFERS, ClockStep, Period, Scenario, draw, dr
 from evalfleet.sim.simulate import Parts, Simulated, simulate
 from evalfleet.sim.world import Faults, SimMachine, World
 from evalfleet.state import RunState, apply
+from tests.sim.hangs import hangs
 
 
 def test_no_seed_violates_an_invariant_and_the_seeds_exercise_what_they_claim_to() -> None:
@@ -310,6 +310,12 @@ def test_invariants_hold_where_one_of_several_places_fails_goes_away_and_comes_b
     report = run_seeds(range(24), scenario=draw_tiers)
     assert report.failures == {}
     assert report.attempts > 300
+
+
+@pytest.mark.parametrize("kind", hangs())
+def test_every_task_is_scored_whatever_hangs(kind: str) -> None:
+    sim = checked(hangs()[kind])
+    assert sim.state.scored == len(sim.state.tasks)
 
 
 def test_a_job_that_runs_for_ever_without_its_container_is_given_up_in_the_words_of_its_service() -> None:

@@ -1,9 +1,9 @@
-"""The 154 tasks of Windows Agent Arena on 10 lab machines, a minute in a second.
+"""The 154 tasks of Windows Agent Arena on 10 lab machines, a minute in a second, and its client's faults.
 
 First, how near each schedule comes to max(sum / machines, longest), all on the same durations (a sixtieth of
 those of waa_durations). A task is a `sleep`: the figure is the scheduler's, not that of two cores which play
 ten machines. Then, in a container that stands for the arena's: what is left of 40 results when one of four
-machines is lost.
+machines is lost. With WAA_CHECKOUT, a checkout of WindowsAgentArena, the faults of `waa_faults` follow.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from pathlib import Path
 
 from evalfleet.model import ScheduleName, seconds_between
 
+from . import waa_faults
 from .hosts import cannot, first_start_and_last_end, lab_of, pool_of, records, start_pool_run
 from .makespan import bound, list_schedule
 from .result import Aim, Figures, Result, at_most, rounded
 from .waa_durations import Named, are_real, durations, tasks
-from .waa_lost import Lost, kept_by_evalfleet, kept_by_openadapt
-from .waa_peer import makespan_of_openadapt, measured
+from .waa_lost import Lost, kept
 from .workspace import Workspace
 
 SCALE = 1 / 60
@@ -35,9 +35,7 @@ LIMIT_S = 240.0
 AIM_KNOWN = 1.10
 COUNTED = (
     "over_bound: from the first start to the last end, over max(sum / machines, longest), on warm hosts; "
-    "evalfleet's tasks sleep, and openadapt_evals has the arena's client (a stand-in) run its slice in each "
-    "host's container, from the start of the first client to the last result; kept: results that exist when "
-    "all that still runs has ended (both in the stand-in)"
+    "tasks sleep; kept: results that exist when all that still runs has ended"
 )
 
 
@@ -58,8 +56,8 @@ class Size:
 
 
 def run(quick: bool) -> Result:
-    if (error := cannot("waa-154")) is not None:
-        return Result("waa-154", dict(error), {})
+    if (error := cannot("waa")) is not None:
+        return Result("waa", dict(error), {})
     size = _size(8, 2, SCALE / 15) if quick else _size(154, MACHINES, SCALE)
     lost = Lost(tasks=6, machines=2, scale=LOST.scale / 5, after=1) if quick else LOST
     figures: Figures = {
@@ -69,16 +67,12 @@ def run(quick: bool) -> Result:
         "bound_s": rounded(size.bound_s),
         "ideal_over_bound": rounded(list_schedule(size.seconds, size.machines) / size.bound_s),
         **_schedules(size),
-        "machine_lost": {"of": lost.tasks, **kept_by_evalfleet(lost)},
+        "machine_lost": {"of": lost.tasks, **kept(lost)},
         "counted": COUNTED,
     }
-    against: Figures = {}
-    if not quick:
-        against["openadapt_evals"] = {
-            **_openadapt(size),
-            "machine_lost": measured(lambda: kept_by_openadapt(lost)),
-        }
-    return Result("waa-154", figures, _aims(figures, lost), against)
+    aims = _aims(figures, lost)
+    figures["client_faults"], own = waa_faults.measure(quick)
+    return Result("waa", figures, aims | own)
 
 
 def _aims(figures: Figures, lost: Lost) -> dict[str, Aim]:
@@ -120,8 +114,3 @@ def _benchmark(space: Workspace, size: Size) -> Path:
 def _told(space: Workspace, size: Size, name: str) -> Figures:
     first, last = first_start_and_last_end(records(space, name), len(size.named))
     return size.told(seconds_between(first, last))
-
-
-def _openadapt(size: Size) -> Figures:
-    """Its figures, or why there are none."""
-    return measured(lambda: size.told(makespan_of_openadapt(size.named, size.seconds, size.machines)))

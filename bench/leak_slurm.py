@@ -1,4 +1,4 @@
-"""A controller is killed at 200 moments on a real Slurm: which jobs, steps, files and processes are left."""
+"""The part of `leak` on a real Slurm: which jobs, steps, files and processes are left."""
 
 from __future__ import annotations
 
@@ -24,9 +24,8 @@ from evalfleet.ports import Fence, PlaceContext
 from tests.slurm.cluster import Cluster, missing
 from tests.waiting import until
 
-from .result import Figures, Result, at_most
+from .result import Aim, Figures, at_most
 
-BENCH = "slurm-leak"
 POINTS, QUICK_POINTS = 200, 4
 TOGETHER = 4
 SEED = 11
@@ -180,9 +179,9 @@ async def reap(folder: Path, environ: Mapping[str, str]) -> None:
     await place.close()
 
 
-def run(quick: bool) -> Result:
+def measure(quick: bool) -> tuple[Figures, dict[str, Aim]]:
     if (error := missing()) is not None:
-        return Result(BENCH, {"error": error}, {})
+        return {"error": error}, {}
     # Slurm's sockets are below it, and an address holds 108 bytes
     with tempfile.TemporaryDirectory(prefix="evalfleet-bench-", dir="/tmp") as name:
         cluster = Cluster(Path(name, "slurm"), nodes=2, cpus=8)
@@ -193,7 +192,7 @@ def run(quick: bool) -> Result:
             cluster.stop()
 
 
-def _measure(cluster: Cluster, folder: Path, count: int) -> Result:
+def _measure(cluster: Cluster, folder: Path, count: int) -> tuple[Figures, dict[str, Aim]]:
     world = World(cluster, folder)
     undisturbed = world.crash(0, Point(0, "before", 0.0, True))
     done = (folder / "0" / "diary").read_text().split()
@@ -217,7 +216,7 @@ def _measure(cluster: Cluster, folder: Path, count: int) -> Result:
         "counted": COUNTED,
     }
     kinds = ("jobs_left", "steps_left", "files_left", "processes_left", "jobs_that_outlived_their_time")
-    return Result(BENCH, figures, {kind: at_most(figures[kind], 0) for kind in kinds})
+    return figures, {kind: at_most(figures[kind], 0) for kind in kinds}
 
 
 class World:
@@ -227,7 +226,7 @@ class World:
         self._cluster = cluster
         self._folder = folder
         self._fork = multiprocessing.get_context("forkserver")
-        self._fork.set_forkserver_preload(["bench.slurm_leak"])
+        self._fork.set_forkserver_preload(["bench.leak_slurm"])
 
     def crash(self, number: int, point: Point) -> Aftermath:
         folder = self._folder / str(number)
