@@ -12,6 +12,8 @@ from typing import Any
 
 from evalfleet.errors import FleetError, RequestError
 
+from .removed import replacement
+
 VERBS: dict[str, str] = {
     "init": "write a benchmark to begin with, from a dataset",
     "plan": "show how long a run would take and what it would cost, each way to run it",
@@ -160,6 +162,10 @@ def _main(argv: Sequence[str] | None) -> int:
     _open_closed_streams()
     if argv is None:  # we are the program: its streams are ours
         _write_whole_lines()
+    if argv is None and "_ARGCOMPLETE" in os.environ:
+        from .completion import complete
+
+        complete()
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help", "help"):
         print(overview())
@@ -206,6 +212,8 @@ def _write_whole_lines() -> None:
 
 
 def _dispatch(verb: str, words: list[str]) -> int:
+    if (line := replacement(verb, words)) is not None:
+        raise RequestError(line)
     if verb not in VERBS and verb not in DEVELOPER_VERBS:
         from evalfleet.names import hint
 
@@ -242,8 +250,12 @@ def parser_of(verb: str) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    _function(verb, "_arguments")(parser)
+    add_arguments(parser, verb)
     return parser
+
+
+def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
+    _function(verb, "_arguments")(parser)
 
 
 def overview() -> str:

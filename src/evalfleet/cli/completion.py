@@ -1,62 +1,21 @@
-"""Completion in shells: a script for each, which asks evalfleet what may follow the words so far."""
+"""Completion in shells, by argcomplete."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+import os
+from collections.abc import Iterable
+from typing import Any
 
 from evalfleet.errors import RequestError
 
-from . import DEVELOPER_VERBS, VERBS, parser_of
-from .pool import VERBS as POOL_VERBS
-from .pool import add_verb_arguments
+from . import VERBS, add_arguments
 
-if TYPE_CHECKING:
-    from evalfleet.planning.workspace import Workspace
-
-FILES = "/"
-"""Says that a file may follow, which the shell knows best."""
-
-BASH = """\
-_evalfleet() {
-    local IFS=$'\\n' found
-    found=($(COMP_WORDBREAKS= evalfleet completion --words "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null))
-    if [ "${found[0]}" = / ]; then
-        compopt -o filenames 2>/dev/null
-        found=($(compgen -f -- "${COMP_WORDS[COMP_CWORD]}"))
-    fi
-    COMPREPLY=("${found[@]}")
-}
-complete -F _evalfleet evalfleet
-"""
-ZSH = """\
-#compdef evalfleet
-_evalfleet() {
-    local -a found
-    found=("${(@f)$(evalfleet completion --words "${(@)words[2,CURRENT]}" 2>/dev/null)}")
-    if [[ $found[1] == / ]]; then _files; else compadd -a found; fi
-}
-compdef _evalfleet evalfleet
-"""
-FISH = """\
-function __evalfleet
-    set -l words (commandline -opc) (commandline -ct)
-    set -l found (evalfleet completion --words $words[2..] 2>/dev/null)
-    if test "$found[1]" = /
-        __fish_complete_path (commandline -ct)
-    else
-        printf '%s\\n' $found
-    end
-end
-complete -c evalfleet -f -a '(__evalfleet)'
-"""
-SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
+SHELLS = ("bash", "zsh", "fish")
 
 
 def completion_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", metavar="SHELL", nargs="?", choices=tuple(SCRIPTS), help="bash, zsh or fish")
-    parser.add_argument("--words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help="bash, zsh or fish")
 
 
 def completion(args: argparse.Namespace) -> int:
@@ -66,92 +25,76 @@ def completion(args: argparse.Namespace) -> int:
     zsh:  write eval "$(evalfleet completion zsh)" into ~/.zshrc, after compinit
     fish: evalfleet completion fish >~/.config/fish/completions/evalfleet.fish
     """
-    if args.words is not None:
-        *before, current = args.words or [""]
-        for word in _fitting(candidates(before, current), current):
-            print(word)
-        return 0
-    if args.shell is None:
-        raise RequestError("completion: for which shell? Write bash, zsh or fish")
-    print(SCRIPTS[args.shell], end="")
+    print(_argcomplete().shellcode(["evalfleet"], shell=args.shell))
     return 0
 
 
-def _fitting(found: Iterable[str], current: str) -> list[str]:
-    words = list(dict.fromkeys(found))
-    return words if words == [FILES] else [word for word in words if word.startswith(current)]
+def complete() -> None:
+    """Answer the question that the shell's script left in the environment, and exit."""
+    typed = os.environ.get("COMP_LINE", "").split()
+    parser = argparse.ArgumentParser(prog="evalfleet")
+    verbs = parser.add_subparsers()
+    for verb, title in VERBS.items():
+        subparser = verbs.add_parser(verb, help=title)
+        if verb in typed[1:2]:
+            add_arguments(subparser, verb)
+            _add_completers(subparser)
+    _argcomplete().autocomplete(parser, always_complete_options=False)
 
 
-def candidates(before: Sequence[str], current: str) -> Iterator[str]:
-    """What may stand after these words. Nothing that is wrong here may be told: a shell would print it."""
-    if not before:
-        yield from VERBS
-        return
-    verb, *given = before
-    if verb not in VERBS and verb not in DEVELOPER_VERBS:
-        return
-    if verb == "pool":
-        if not given:
-            yield from POOL_VERBS
-            return
-        if given[0] not in POOL_VERBS:
-            return
-        parser = argparse.ArgumentParser()
-        add_verb_arguments(parser, given.pop(0))
-    else:
-        parser = parser_of(verb)
-    actions: list[argparse.Action] = parser._actions  # pyright: ignore[reportPrivateUsage]
-    flags = {name: action for action in actions for name in action.option_strings}
-    last = flags.get(given[-1]) if given else None
-    if last is not None and last.nargs != 0:
-        yield from _values(last, [])
-    elif current.startswith("-"):
-        yield from flags
-    else:
-        yield from _positional([action for action in actions if not action.option_strings], flags, given)
+def _argcomplete() -> Any:
+    try:
+        import argcomplete
+    except ImportError:
+        from evalfleet.version import requirement
+
+        needed = f"pip install '{requirement('completion')}'"
+        raise RequestError(f"completion needs the package argcomplete: {needed}") from None
+    return argcomplete
 
 
-def _positional(
-    wanted: Sequence[argparse.Action], flags: dict[str, argparse.Action], given: Sequence[str]
-) -> Iterator[str]:
-    plain: list[str] = []
-    value = False
-    for word in given:
-        if value or word.startswith("-"):
-            value = not value and word in flags and flags[word].nargs != 0
-        else:
-            plain.append(word)
-    if not wanted:
-        return
-    action = wanted[min(len(plain), len(wanted) - 1)]
-    if len(plain) < len(wanted) or action.nargs in ("*", "+"):
-        yield from _values(action, plain)
+def _add_completers(parser: argparse.ArgumentParser) -> None:
+    """Tell argcomplete where the values of each argument come from, by its name or metavar."""
+    actions: list[Any] = parser._actions  # pyright: ignore[reportPrivateUsage]
+    for action in actions:
+        if isinstance(action.choices, dict):  # the verbs of `pool`
+            for subparser in action.choices.values():
+                _add_completers(subparser)
+        elif action.dest == "pool" or (action.metavar == "NAME" and not action.option_strings):
+            action.completer = _pools
+        elif action.dest in ("on", "place"):
+            action.completer = _places
+        elif action.metavar == "RUN" and action.dest != "name":
+            action.completer = _runs
+        elif action.metavar == "TASK":
+            action.completer = _tasks
 
 
-def _values(action: argparse.Action, before: Sequence[str]) -> Iterator[str]:
-    """What completes a value, by the action's choices, its name or its metavar."""
-    if action.choices is not None:
-        yield from map(str, action.choices)
-        return
-    from evalfleet.planning.workspace import Workspace  # commands and flags are completed without it
-
-    workspace = Workspace.here()
-    if action.dest == "pool" or (action.metavar == "NAME" and not action.option_strings):
-        yield from _streams(workspace, "pool")
-    elif action.dest in ("on", "place"):
-        from evalfleet.planning.plugins import known
-
-        yield from sorted({*workspace.config.places, *known("place")})
-    elif action.metavar == "RUN" and action.dest != "name":
-        yield from ("latest", *_streams(workspace, "run"))
-    elif action.metavar == "TASK":
-        from evalfleet.api.runs import open_run  # it costs more than all else here
-
-        yield from open_run(workspace, before[0] if before else "latest").state().tasks
-    elif action.metavar in ("BENCHMARK", "FILE", "PATH", "FOLDER", "DATASET", "RESULTS_DIR"):
-        yield FILES
+def _pools(**_: object) -> list[str]:
+    return _streams("pool")
 
 
-def _streams(workspace: Workspace, kind: str) -> list[str]:
-    store = workspace.records_if_any()
+def _runs(**_: object) -> list[str]:
+    return ["latest", *_streams("run")]
+
+
+def _places(**_: object) -> list[str]:
+    from evalfleet.planning.plugins import known
+    from evalfleet.planning.workspace import Workspace
+
+    return sorted({*Workspace.here().config.places, *known("place")})
+
+
+def _tasks(parsed_args: argparse.Namespace, **_: object) -> Iterable[str]:
+    from evalfleet.api.runs import open_run
+    from evalfleet.planning.workspace import Workspace
+
+    run: str | None = getattr(parsed_args, "run", None)
+    return open_run(Workspace.here(), run).state().tasks if run else ()
+
+
+def _streams(kind: str) -> list[str]:
+    from evalfleet.planning.workspace import Workspace
+
+    store = Workspace.here().records_if_any()
     return [] if store is None else [info.name for info in store.streams() if info.kind == kind]

@@ -82,14 +82,6 @@ def reap_arguments(parser: argparse.ArgumentParser) -> None:
         "--pools", action="store_true", help="also delete expired pools, including those of your other homes"
     )
     parser.add_argument("--yes", action="store_true", help="do not ask for confirmation")
-    parser.add_argument(
-        "--install",
-        nargs="?",
-        const="cron",
-        choices=("cron", "github"),
-        help="do it every hour: a line in your crontab (default), or print a workflow for GitHub",
-    )
-    parser.add_argument("--uninstall", action="store_true", help="take the line out of your crontab again")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
@@ -99,8 +91,6 @@ async def reap(args: argparse.Namespace) -> int:
     It never deletes what evalfleet did not make, nor another home's machines before they expire. It needs
     nothing but their tags.
     """
-    if args.install or args.uninstall:
-        return _schedule(args)
     from evalfleet.api import places, runs
     from evalfleet.api.documents import belonging_row
     from evalfleet.planning.workspace import Workspace
@@ -126,25 +116,6 @@ async def reap(args: argparse.Namespace) -> int:
     if not args.json:
         print(f"deleted: {len(answers) - left}" + (f"; still there: {left}" if left else ""))
     return 1 if left else 0
-
-
-def _schedule(args: argparse.Namespace) -> int:
-    from evalfleet.cli import unattended
-
-    if args.install == "github":
-        print(unattended.reap_workflow(), end="")
-        return 0
-    if args.uninstall:
-        print(unattended.uninstall())
-        return 0
-    print(unattended.install(("--pools",) if args.pools else ()))
-    if names := unattended.unseen():
-        print(
-            f"evalfleet: note: cron does not see {', '.join(names)}: put what `reap` logs in with into .env "
-            "beside evalfleet.toml",
-            file=sys.stderr,
-        )
-    return 0
 
 
 def _agreed(many: int) -> bool:

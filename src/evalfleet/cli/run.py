@@ -37,11 +37,6 @@ def run_arguments(parser: argparse.ArgumentParser) -> None:
         "--detach", action="store_true", help="return at once; `evalfleet watch` follows the run"
     )
     how.add_argument("--dry-run", action="store_true", help="print the plan and its estimate, start nothing")
-    how.add_argument(
-        "--workflow",
-        choices=("github",),
-        help="print a workflow that does this, keeps the results and cleans up; start nothing",
-    )
     how.add_argument("--yes", action="store_true", help="do not ask for confirmation, whatever it may cost")
     how.add_argument("--quiet", action="store_true", help="print nothing before the summary or the results")
     how.add_argument("--json", action="store_true", help="print one JSON object per line, the results last")
@@ -66,12 +61,6 @@ def run(args: argparse.Namespace) -> int:
     from evalfleet.planning.workspace import Workspace
 
     workspace, request = Workspace.here(), request_of(args)
-    if args.workflow:
-        from .unattended import run_workflow
-
-        resolved = runs.resolve_request(workspace, request, dry=True, secrets_elsewhere=True)
-        print(run_workflow(resolved.plan, words_of(args)), end="")
-        return 0
     return start_run(workspace, runs.resolve_request(workspace, request, dry=args.dry_run), args)
 
 

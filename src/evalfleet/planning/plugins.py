@@ -65,8 +65,6 @@ class PlaceKind(Protocol):
     all of them are used."""
     changeable: tuple[str, ...] = ()
     """Settings that may change while machines live: they are read from evalfleet.toml anew."""
-    login_variables: tuple[str, ...] = ()
-    """Environment variables that log in to its places."""
     foreign_variables: Mapping[str, str] = {}
     """Environment variables of other programs that make such machines -> the settings that they stand for."""
     extra: str = ""

@@ -56,7 +56,6 @@ class AzurePlace(VmPlace[Vm, GroupSnapshot], Preflight):
     """Virtual machines of Azure, made for us, stopped by Azure itself at their expiry, deleted after use."""
 
     Settings = AzureSettings
-    login_variables = ("AZURE_TENANT_ID", "AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET", "AZURE_SUBSCRIPTION_ID")
     foreign_variables: ClassVar[Mapping[str, str]] = {
         "AZURE_SUBSCRIPTION_ID": "subscription",
         "AZURE_RESOURCE_GROUP_NAME": "resource_group",

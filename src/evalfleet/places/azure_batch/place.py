@@ -70,7 +70,6 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
     """Nodes of Azure Batch, each held by a job of ours that ends by itself."""
 
     Settings = AzureBatchSettings
-    login_variables = ("AZURE_TENANT_ID", "AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET", "AZURE_BATCH_ENDPOINT")
     extra = "azure"
     machine_s = 300.0
     price_list = RetailPrices()

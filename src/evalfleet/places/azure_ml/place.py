@@ -81,7 +81,6 @@ class AzureMlPlace(Preflight):
 
     Settings = AzureMlSettings
     default_canary = 1
-    login_variables = ("AZURE_TENANT_ID", "AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET", "AZURE_SUBSCRIPTION_ID")
     extra = "azure"
     machine_s = 300.0
     price_list = RetailPrices()

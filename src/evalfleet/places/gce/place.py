@@ -40,7 +40,6 @@ class GcePlace(VmPlace[Instance, ProjectSnapshot], Preflight):
     """Virtual machines of Google's Compute Engine, made for us, deleted by Google itself at their limit."""
 
     Settings = GceSettings
-    login_variables = ("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_CLOUD_PROJECT")
     foreign_variables: ClassVar[Mapping[str, str]] = {
         "GCP_PROJECT_ID": "project",
         "GCP_ZONE": "zones",

@@ -1,0 +1,25 @@
+"""Verbs and flags that no longer exist, with the command that replaces each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+VERBS: dict[str, str] = {}
+FLAGS: dict[tuple[str, str], str] = {
+    ("reap", "--install"): "call `evalfleet reap` from your own crontab or workflow; see docs/unattended.md",
+    ("reap", "--uninstall"): "remove the line that calls `evalfleet reap` with `crontab -e`",
+    ("run", "--workflow"): "copy the workflow in docs/unattended.md",
+}
+
+
+def replacement(verb: str, words: Sequence[str]) -> str | None:
+    """Return the line that names the replacement, or None if nothing in the command was removed."""
+    if verb in VERBS:
+        return f"`evalfleet {verb}` was removed; {VERBS[verb]}"
+    for word in words:
+        if word == "--":
+            return None
+        flag = word.partition("=")[0]
+        if (verb, flag) in FLAGS:
+            return f"`evalfleet {verb} {flag}` was removed; {FLAGS[verb, flag]}"
+    return None
