@@ -1,6 +1,6 @@
 """What is counted of a run, beside what the stand-in for Azure has billed for it: `evalfleet cost reconcile`.
 
-The stand-in's meters are written as an export of Cost Management: machines, disks and addresses, each for as
+The stand-in's meters are written as a FOCUS export: machines, disks and addresses, each for as
 long as it existed, at the prices of the run's offers. So what differs is time: ours is from the request until
 the machine was seen to be gone.
 """
@@ -30,7 +30,7 @@ BENCH = "reconcile"
 RUN, MACHINES, TASKS, TASK_S = "billed", 3, 9, 100.0
 AIM = 0.05
 LIMIT_S = 900.0
-COLUMNS = ("Date", "CostInBillingCurrency", "BillingCurrencyCode", "SubscriptionId", "MeterCategory", "Tags")
+COLUMNS = ("ChargePeriodStart", "BilledCost", "BillingCurrency", "SubAccountId", "ServiceName", "Tags")
 
 
 def run(quick: bool) -> Result:

@@ -571,39 +571,6 @@ class PriceList(Protocol):
         ...
 
 
-class BillLine(Struct, frozen=True, omit_defaults=True):
-    """One line of what a cloud, or a model's vendor, has billed."""
-
-    day: str
-    """As 2026-11-16, in UTC."""
-    amount: float
-    currency: str = "USD"
-    account: str = ""
-    """The subscription or project."""
-    what: str = ""
-    """What was used, in the cloud's words; of a vendor, the model."""
-    tags: Mapping[str, str] = {}
-    reserved: bool = False
-    """It was paid before, by a reservation or a commitment."""
-    credited: float = 0.0
-    """How much less the amount is for what the cloud has credited: a discount, a promotion."""
-
-
-class BillReader(Protocol):
-    """What reads the exported bills of a kind of place. Names of columns are in lower case."""
-
-    @property
-    def source(self) -> str:
-        """Who exports them, in words."""
-        ...
-
-    def reads(self, columns: Collection[str]) -> bool: ...
-
-    def line(self, row: Mapping[str, object]) -> BillLine:
-        """Raises ValueError or KeyError if it is no such row."""
-        ...
-
-
 class Guest(Protocol):
     """A system inside a benchmark's machines, in which agents work: Windows, for one.
 

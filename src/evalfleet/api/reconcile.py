@@ -1,27 +1,29 @@
-"""What evalfleet counted, beside what clouds and models' vendors have billed, by day."""
+"""Compare what evalfleet counted for machines with a cloud's bill in the FOCUS format, by day."""
 
 from __future__ import annotations
 
+import csv
+import io
+import json
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from evalfleet.errors import JournalForeign, RequestError
 from evalfleet.model import SECOND, Micros, Offer, seconds_between
 from evalfleet.named_pools.pool_places import SIZE as BORROWED
 from evalfleet.planning.config import CostSettings
 from evalfleet.planning.workspace import Workspace
-from evalfleet.ports import BillLine
 from evalfleet.state import MachineState, RunState
+from evalfleet.toml_tables import reason
 from evalfleet.views.follow import Follower
 from evalfleet.views.format import table, usd
 from evalfleet.views.stats import machine_end, machine_usd
-
-from .bills import NO_PRICE, Export, read_export
 
 if TYPE_CHECKING:
     from evalfleet.views.fleet_documents import ReconcileDocument
@@ -33,6 +35,7 @@ SHARED = "shared"
 ALIKE, LEAST_USD = 0.02, 0.01
 """A difference below this share, or this sum, is none."""
 UNEXPLAINED = "unexplained"
+COLUMNS = frozenset({"chargeperiodstart", "billedcost", "billingcurrency", "tags"})
 
 
 # -- what was counted ---------------------------------------------------------------------------------------
@@ -40,17 +43,15 @@ UNEXPLAINED = "unexplained"
 
 @dataclass
 class Counted:
-    """What evalfleet counted for one run, pool or model on one day."""
+    """The dollars that evalfleet counted for one run or pool on one day."""
 
     usd: float = 0.0
     slack_usd: float = 0.0
     """The part that a cloud may not bill: from a request until the machine ran, and after its deletion."""
-    others_usd: float = 0.0
-    """What other runs here had of the same model on that day."""
 
 
 Key = tuple[str, str]
-"""A day, and a run, pool or model."""
+"""A day, and a run or pool."""
 
 
 def _machines_by_day(states: Iterable[RunState], settings: CostSettings, now: Micros) -> dict[Key, Counted]:
@@ -99,23 +100,100 @@ def _shares(start: Micros, end: Micros) -> Iterator[tuple[str, float]]:
         at = until
 
 
-def _models_by_day(states: Iterable[RunState]) -> dict[Key, Counted]:
-    found: defaultdict[Key, Counted] = defaultdict(Counted)
-    for state in states:
-        for attempt in state.attempts.values():
-            if attempt.metered is None:
-                continue
-            at = attempt.ended_at or attempt.started_at
-            day = datetime.fromtimestamp(at / SECOND, UTC).date().isoformat()
-            for model, use in attempt.metered.models.items():
-                found[day, model].usd += use.usd
-                found[day, model].slack_usd += use.unknown_usd
-    return found
+# -- the bill -----------------------------------------------------------------------------------------------
 
 
-def _note_others(counted: Mapping[Key, Counted], everywhere: Mapping[Key, Counted]) -> None:
-    for key, own in counted.items():
-        own.others_usd = everywhere[key].usd - own.usd
+@dataclass(frozen=True)
+class BillLine:
+    """One row of a bill, in dollars."""
+
+    day: str
+    """As 2026-11-16, in UTC."""
+    usd: float
+    account: str
+    """The subscription or project."""
+    tags: Mapping[str, str]
+    committed: bool
+    """A reservation or commitment has paid for it."""
+
+
+def read_bill(path: Path, rates: Mapping[str, float]) -> list[BillLine]:
+    """Read a bill in the FinOps Open Cost and Usage Specification (FOCUS): CSV, JSON or JSON lines.
+
+    `rates` are the dollars of one unit of each other currency. Raises RequestError.
+    """
+    try:
+        rows = list(_rows(path.read_text("utf-8-sig")))
+    except (OSError, UnicodeError, ValueError, csv.Error) as err:
+        raise RequestError(f"cannot read --export {path}: {reason(err)}") from None
+    if not rows:
+        raise RequestError(f"--export {path} has no rows; export a period in which something was billed")
+    if missing := sorted(COLUMNS - {name for row in rows[:100] for name in row}):
+        raise RequestError(
+            f"--export {path} is not a FOCUS export (no column {missing[0]}); Azure Cost Management and "
+            "Google Cloud billing export FOCUS, see docs/costs.md"
+        )
+    lines: list[BillLine] = []
+    for number, row in enumerate(rows, 1):
+        try:
+            lines.append(_bill_line(row, rates))
+        except _NoRate as err:
+            raise RequestError(
+                f"--export {path} has amounts in {err}; set the dollars of one: "
+                f"[cost] rates = {{{err} = 1.1}} in evalfleet.toml"
+            ) from None
+        except (ValueError, TypeError, OverflowError) as err:
+            raise RequestError(f"row {number} of --export {path} is not valid FOCUS: {reason(err)}") from None
+    return lines
+
+
+class _NoRate(Exception):
+    """A currency that the settings have no rate for."""
+
+
+def _rows(text: str) -> Iterator[dict[str, object]]:
+    """Yield the rows of CSV, of a JSON list or of JSON lines, with column names in lower case."""
+    if not text.lstrip().startswith(("[", "{")):
+        for row in csv.DictReader(io.StringIO(text)):
+            yield {(name or "").strip().lower(): value for name, value in row.items()}
+        return
+    try:
+        data: Any = json.loads(text)
+    except ValueError:
+        data = [json.loads(line) for line in text.splitlines() if line.strip()]
+    for item in cast("list[object]", data if isinstance(data, list) else [data]):
+        if not isinstance(item, dict):
+            raise ValueError(f"{str(item)[:40]!r} is not an object")
+        yield {name.lower(): value for name, value in cast("dict[str, object]", item).items()}
+
+
+def _bill_line(row: Mapping[str, object], rates: Mapping[str, float]) -> BillLine:
+    currency = str(row["billingcurrency"] or "USD").upper()
+    if currency != "USD" and currency not in rates:
+        raise _NoRate(currency)
+    amount = float(str(row["billedcost"] or 0))
+    if not math.isfinite(amount):
+        raise ValueError(f"{amount} is not an amount")
+    return BillLine(
+        day=datetime.fromisoformat(str(row["chargeperiodstart"])[:10]).date().isoformat(),
+        usd=amount * rates.get(currency, 1.0),
+        account=str(row.get("subaccountid") or "").removeprefix("/subscriptions/"),
+        tags=_tags(row.get("tags")),
+        committed=bool(row.get("commitmentdiscountid")),
+    )
+
+
+def _tags(value: object) -> dict[str, str]:
+    """Read tags from an object or from a list of keys and values, which may be JSON text."""
+    try:
+        tags: Any = json.loads(value or "{}") if isinstance(value, str) else value
+    except ValueError:
+        return {}
+    if isinstance(tags, list):
+        pairs = [pair for pair in cast("list[Any]", tags) if isinstance(pair, dict)]
+        tags = {str(pair.get("key")): pair.get("value") for pair in pairs}
+    named = cast("dict[str, Any]", tags) if isinstance(tags, dict) else {}
+    return {name.lower(): str(text) for name, text in named.items()}
 
 
 # -- both ---------------------------------------------------------------------------------------------------
@@ -123,14 +201,14 @@ def _note_others(counted: Mapping[Key, Counted], everywhere: Mapping[Key, Counte
 
 @dataclass(frozen=True)
 class BillDifference:
-    """One day of a run, pool or model: counted, billed, and why they differ."""
+    """One day of a run or pool: counted, billed, and why they differ."""
 
     day: str
     subject: str
     counted_usd: float
     billed_usd: float
     why: str
-    """Empty: they agree. `unexplained`: nothing explains it."""
+    """Empty: they agree. `unexplained`: no known reason fits."""
 
     @property
     def usd(self) -> float:
@@ -139,10 +217,9 @@ class BillDifference:
 
 @dataclass(frozen=True)
 class Reconciled:
-    """All that was compared with one export."""
+    """Every day that was compared with one bill."""
 
-    source: str
-    rows: Sequence[BillDifference] = field(default_factory=list[BillDifference])
+    rows: Sequence[BillDifference]
 
     @property
     def counted_usd(self) -> float:
@@ -158,33 +235,23 @@ class Reconciled:
 
 
 def reconcile(workspace: Workspace, path: Path, run: str | None, month: str | None) -> Reconciled:
-    """Hold an export against one run, or against all runs and pools of a month (2026-11)."""
+    """Compare a bill with one run, or with all runs and pools of a month (2026-11)."""
     if (run is None) == (month is None):
         raise RequestError("cost reconcile: name one run, or a month with --month 2026-11")
     if month is not None and not re.fullmatch(r"\d{4}-(0[1-9]|1[0-2])", month):
         raise RequestError(f"--month is {month!r}; write a year and a month, such as 2026-11")
     settings = workspace.config.cost
     states = list(_states(workspace, run))
-    metered = [state.plan.metering for state in states if state.plan.metering is not None]
-    export = read_export(path, settings, {name: usd for each in metered for name, usd in each.prices.items()})
-    if export.of_models:
-        counted, bill = _models_by_day(states), _by_model(export.lines, states)
-        if run is not None:  # a vendor's bill is of all runs
-            _note_others(counted, _models_by_day(_states(workspace, None)))
-    else:
-        counted = _machines_by_day(states, settings, workspace.now())
-        bill = _ours(path, export.lines, workspace.home_id, [state.plan.run for state in states])
-        if run is not None:
-            bill = {key: lines for key, lines in bill.items() if key[1] == run}
-    days = {day for day, _ in counted}
+    lines = read_bill(path, settings.rates)
+    counted = _machines_by_day(states, settings, workspace.now())
+    bill = _ours(path, lines, workspace.home_id, [state.plan.run for state in states])
     keys = {*counted, *bill}
-    if month is not None:
-        keys = {key for key in keys if key[0].startswith(month)}
-    elif export.of_models:  # other runs of these days are on the same bill
-        keys = {key for key in keys if key[0] in days}
-    empty, none = Counted(), list[BillLine]()
-    rows = [_difference(key, counted.get(key, empty), bill.get(key, none), export) for key in sorted(keys)]
-    return Reconciled(export.source, rows)
+    keys = {key for key in keys if (key[0].startswith(month) if month is not None else key[1] == run)}
+    last_day = max(line.day for line in lines)
+    rows = [
+        _difference(key, counted.get(key, Counted()), bill.get(key, ()), last_day) for key in sorted(keys)
+    ]
+    return Reconciled(rows)
 
 
 def _states(workspace: Workspace, run: str | None) -> Iterator[RunState]:
@@ -195,7 +262,7 @@ def _states(workspace: Workspace, run: str | None) -> Iterator[RunState]:
         try:
             follower.poll()
         except JournalForeign:
-            continue  # `evalfleet verify` tells what is wrong with it
+            continue  # `evalfleet verify` prints what is wrong with it
         yield follower.state
 
 
@@ -224,74 +291,31 @@ def _plain(name: str) -> str:
     return re.sub(r"[^a-z0-9_-]", "-", name.lower())
 
 
-def _by_model(lines: Sequence[BillLine], states: Sequence[RunState]) -> dict[Key, list[BillLine]]:
-    """Lines by the models' names that the meter knows, where those are the same models."""
-    used = {m for s in states for a in s.attempts.values() if a.metered is not None for m in a.metered.models}
-    found: defaultdict[Key, list[BillLine]] = defaultdict(list)
-    for line in lines:
-        same = (model for model in sorted(used) if same_model(model, line.what))
-        found[line.day, next(same, line.what)].append(line)
-    return found
-
-
-def same_model(one: str, other: str) -> bool:
-    """Whether two names are one model's. A vendor's bill may say `Claude Haiku 4.5` or have a version's date
-    behind the name; `gpt-4o-mini` is another model than `gpt-4o`."""
-    short, long = sorted((_letters(one), _letters(other)), key=len)
-    return bool(short) and long.startswith(short) and _VERSION.fullmatch(long[len(short) :]) is not None
-
-
-_VERSION = re.compile(r"(latest|\d{8}|\d{4})?")
-
-
-def _letters(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.rpartition("/")[2].lower())
-
-
-def _difference(key: Key, counted: Counted, lines: Sequence[BillLine], export: Export) -> BillDifference:
-    billed = sum(line.amount for line in lines)
+def _difference(key: Key, counted: Counted, lines: Sequence[BillLine], last_day: str) -> BillDifference:
+    day, subject = key
+    billed = sum(line.usd for line in lines)
     why = ""
-    if not _alike(billed, counted.usd) or key[1].endswith(NO_PRICE):
-        of_it = _why_of_models if export.of_models else _why_of_machines
-        late = key[0] >= export.last_day and billed < counted.usd
-        why = f"the export ends on {export.last_day}, and bills come late" if late else ""
-        why = why or of_it(key[1], counted, billed, lines)
-    return BillDifference(*key, round(counted.usd, 6), round(billed, 6), why)
+    if abs(billed - counted.usd) > max(LEAST_USD, ALIKE * max(counted.usd, billed)):
+        late = day >= last_day and billed < counted.usd
+        why = f"the export ends on {last_day}, and bills come late" if late else _why(subject, counted, lines)
+    return BillDifference(day, subject, round(counted.usd, 6), round(billed, 6), why)
 
 
-def _alike(billed: float, counted: float) -> bool:
-    return abs(billed - counted) <= max(LEAST_USD, ALIKE * max(counted, billed))
-
-
-def _why_of_models(model: str, counted: Counted, billed: float, lines: Sequence[BillLine]) -> str:
-    if model.endswith(NO_PRICE):
-        return "its tokens cannot be valued: no run here had a price for it"
-    if _alike(billed, counted.usd + counted.others_usd):
-        return "other runs here used it on that day, too"
-    if not counted.usd:
-        return "another key or program used it"
-    known_less = 0 < billed - counted.usd <= counted.slack_usd
-    return "calls whose cost the meter did not know" if known_less else UNEXPLAINED
-
-
-def _why_of_machines(subject: str, counted: Counted, billed: float, lines: Sequence[BillLine]) -> str:
-    less = counted.usd - billed
-    if less > 0 and any(line.reserved for line in lines):
+def _why(subject: str, counted: Counted, lines: Sequence[BillLine]) -> str:
+    less = counted.usd - sum(line.usd for line in lines)
+    if less > 0 and any(line.committed for line in lines):
         return "a reservation or commitment has paid for it"
     if subject == SHARED:
-        return "images, snapshots, networks and the like that runs share: see `evalfleet images`"
+        return "images, snapshots, networks and the like that runs share"
     if not counted.usd:
-        return "no run or pool here had it then"
+        return "no run or pool of this home used it then"
     if 0 < less <= counted.slack_usd + LEAST_USD:
         return "counted from the request until the machine was seen to be gone"
-    credited = sum(line.credited for line in lines)
-    if credited > 0 and _alike(billed + credited, counted.usd):
-        return "the cloud has credited something: a discount, a promotion, a free tier"
     return UNEXPLAINED
 
 
-def reconcile_table(found: Reconciled) -> str:
-    """What was compared, as a table for people."""
+def reconcile_table(reconciled: Reconciled) -> str:
+    """Return the comparison as a table for people."""
     rows = [
         (
             row.day,
@@ -301,21 +325,21 @@ def reconcile_table(found: Reconciled) -> str:
             f"{row.usd:+.4f}",
             row.why or "agrees",
         )
-        for row in found.rows
+        for row in reconciled.rows
     ]
     head = ("day", "what", "counted", "billed", "difference", "why")
-    total = f"counted {usd(found.counted_usd)}, billed {usd(found.billed_usd)} by {found.source}"
+    total = f"counted {usd(reconciled.counted_usd)}, billed {usd(reconciled.billed_usd)}"
     lines = table(head, rows, right=("counted", "billed", "difference"))
-    return f"{lines}\n\n{total}; unexplained {usd(found.unexplained_usd)}"
+    return f"{lines}\n\n{total}; unexplained {usd(reconciled.unexplained_usd)}"
 
 
-def reconcile_document(found: Reconciled) -> ReconcileDocument:
-    """`cost reconcile --json`."""
+def reconcile_document(reconciled: Reconciled) -> ReconcileDocument:
+    """Return the document of `cost reconcile --json`."""
     return {
-        "source": found.source,
-        "counted_usd": round(found.counted_usd, 6),
-        "billed_usd": round(found.billed_usd, 6),
-        "unexplained_usd": round(found.unexplained_usd, 6),
+        "source": "FOCUS",
+        "counted_usd": round(reconciled.counted_usd, 6),
+        "billed_usd": round(reconciled.billed_usd, 6),
+        "unexplained_usd": round(reconciled.unexplained_usd, 6),
         "rows": [
             {
                 "day": row.day,
@@ -325,6 +349,6 @@ def reconcile_document(found: Reconciled) -> ReconcileDocument:
                 "difference_usd": round(row.usd, 6),
                 "why": row.why or None,
             }
-            for row in found.rows
+            for row in reconciled.rows
         ],
     }

@@ -21,7 +21,7 @@ from evalfleet.benchmarks.loaded import Appliance, BenchmarkKind
 from evalfleet.errors import RequestError
 from evalfleet.model import Isolation, Plan
 from evalfleet.names import hint
-from evalfleet.ports import BillReader, Place, PlaceContext, PriceList
+from evalfleet.ports import Place, PlaceContext, PriceList
 from evalfleet.toml_tables import is_struct_type
 
 Group = Literal["place", "benchmark"]
@@ -73,8 +73,6 @@ class PlaceKind(Protocol):
     """Settings that `vm_pool_registry.json` shows."""
     price_list: PriceList | None = None
     """What its machines cost, if there is a list."""
-    bill_reader: BillReader | None = None
-    """What reads exports of its bills."""
 
     def make(self, name: str, settings: Any, context: PlaceContext) -> Place: ...
 

@@ -22,7 +22,6 @@ from evalfleet.ports import Belonging, Check, Image, Made, PlaceContext, Preflig
 from . import leftovers, preflight, prices, retail
 from .answers import ArmFault
 from .arm import ArmClient, ArmEndpoint, login_doubt
-from .bills import AzureBills
 from .capture import ImageGallery, image_refusal
 from .inventory import GroupInventory, GroupSnapshot, Vm
 from .lifecycle import AzureControl
@@ -65,7 +64,6 @@ class AzurePlace(VmPlace[Vm, GroupSnapshot], Preflight):
     registry_settings = ("resource_group",)
     machine_s = 300.0
     price_list = retail.RetailPrices()
-    bill_reader = AzureBills()
 
     def __init__(
         self, name: str, settings: AzureSettings, account: AzureAccount, context: PlaceContext

@@ -19,7 +19,6 @@ from evalfleet.errors import MachineUnavailable, NoSuchMachine, PlaceError, Requ
 from evalfleet.model import Machine, MachineId, Needs, Offer
 from evalfleet.places.azure.answers import ArmFault
 from evalfleet.places.azure.arm import ArmClient, ArmEndpoint
-from evalfleet.places.azure.bills import AzureBills
 from evalfleet.places.azure.mailboxes import BlobMailboxes
 from evalfleet.places.azure.names import EXPIRES, HOME, MACHINE, stamp, tags_of
 from evalfleet.places.azure.prices import AzurePriceBook
@@ -73,7 +72,6 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
     extra = "azure"
     machine_s = 300.0
     price_list = RetailPrices()
-    bill_reader = AzureBills()
 
     def __init__(
         self, name: str, settings: AzureBatchSettings, account: BatchAccount, context: PlaceContext

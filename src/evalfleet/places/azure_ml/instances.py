@@ -20,7 +20,6 @@ from evalfleet.errors import MachineUnavailable, NoSuchMachine, PlaceError
 from evalfleet.model import KeptFiles, Machine, MachineId, Needs, Offer
 from evalfleet.places.azure.answers import ArmFault
 from evalfleet.places.azure.arm import ArmClient, ArmEndpoint
-from evalfleet.places.azure.bills import AzureBills
 from evalfleet.places.azure.blobs import BlobClient
 from evalfleet.places.azure.names import EXPIRES, HOME, MACHINE, moment, tags_of
 from evalfleet.places.azure.prices import AzurePriceBook
@@ -276,7 +275,6 @@ class AzureMlInstances(VmPlace[MlInstance, InstanceSnapshot], Preflight):
     extra = "azure"
     machine_s = 300.0
     price_list = RetailPrices()
-    bill_reader = AzureBills()
 
     def __init__(
         self, name: str, settings: AzureMlSettings, account: MlAccount, arm: ArmClient, context: PlaceContext

@@ -19,7 +19,6 @@ from evalfleet.channels.supervisor.pilot import NO_KVM
 from evalfleet.errors import MachineUnavailable, PlaceError
 from evalfleet.model import KeptFiles, Machine, MachineId, Needs, Offer
 from evalfleet.places.azure.arm import ArmClient, ArmEndpoint
-from evalfleet.places.azure.bills import AzureBills
 from evalfleet.places.azure.mailboxes import BlobMailboxes
 from evalfleet.places.azure.names import HOME, POOL, tags_of
 from evalfleet.places.azure.prices import AzurePriceBook
@@ -84,7 +83,6 @@ class AzureMlPlace(Preflight):
     extra = "azure"
     machine_s = 300.0
     price_list = RetailPrices()
-    bill_reader = AzureBills()
 
     def __init__(
         self, name: str, settings: AzureMlSettings, account: MlAccount, context: PlaceContext

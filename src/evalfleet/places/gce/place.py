@@ -18,7 +18,6 @@ from evalfleet.ports import Belonging, Check, Image, Made, PlaceContext, Preflig
 
 from . import leftovers, preflight, prices
 from .answers import GoogleFault
-from .bills import GoogleBills
 from .capture import ProjectImages
 from .client import ComputeClient, ComputeEndpoint
 from .firewall import Firewall
@@ -49,7 +48,6 @@ class GcePlace(VmPlace[Instance, ProjectSnapshot], Preflight):
     registry_settings = ("project",)
     machine_s = 120.0
     price_list = GcePrices()
-    bill_reader = GoogleBills()
 
     def __init__(
         self, name: str, settings: GceSettings, account: GoogleAccount, context: PlaceContext
