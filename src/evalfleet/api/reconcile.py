@@ -142,7 +142,7 @@ def read_bill(path: Path, rates: Mapping[str, float]) -> list[BillLine]:
                 f"--export {path} has amounts in {err}; set the dollars of one: "
                 f"[cost] rates = {{{err} = 1.1}} in evalfleet.toml"
             ) from None
-        except (ValueError, TypeError, OverflowError) as err:
+        except (ValueError, TypeError, KeyError, OverflowError) as err:
             raise RequestError(f"row {number} of --export {path} is not valid FOCUS: {reason(err)}") from None
     return lines
 
@@ -190,8 +190,8 @@ def _tags(value: object) -> dict[str, str]:
     except ValueError:
         return {}
     if isinstance(tags, list):
-        pairs = [pair for pair in cast("list[Any]", tags) if isinstance(pair, dict)]
-        tags = {str(pair.get("key")): pair.get("value") for pair in pairs}
+        items = cast("list[dict[str, Any]]", tags)
+        tags = {str(item["key"]): item["value"] for item in items}
     named = cast("dict[str, Any]", tags) if isinstance(tags, dict) else {}
     return {name.lower(): str(text) for name, text in named.items()}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 from evalfleet.errors import RequestError
 
@@ -58,7 +58,7 @@ def _add_completers(parser: argparse.ArgumentParser) -> None:
     actions: list[Any] = parser._actions  # pyright: ignore[reportPrivateUsage]
     for action in actions:
         if isinstance(action.choices, dict):  # the verbs of `pool`
-            for subparser in action.choices.values():
+            for subparser in cast("dict[str, argparse.ArgumentParser]", action.choices).values():
                 _add_completers(subparser)
         elif action.dest == "pool" or (action.metavar == "NAME" and not action.option_strings):
             action.completer = _pools
