@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import Any
 
 from evalfleet.errors import RequestError
 
@@ -57,8 +57,8 @@ def _add_completers(parser: argparse.ArgumentParser) -> None:
     """Tell argcomplete where the values of each argument come from, by its name or metavar."""
     actions: list[Any] = parser._actions  # pyright: ignore[reportPrivateUsage]
     for action in actions:
-        if isinstance(action.choices, dict):  # the verbs of `pool`
-            for subparser in cast("dict[str, argparse.ArgumentParser]", action.choices).values():
+        if hasattr(action.choices, "values"):  # the verbs of `pool`
+            for subparser in action.choices.values():
                 _add_completers(subparser)
         elif action.dest == "pool" or (action.metavar == "NAME" and not action.option_strings):
             action.completer = _pools
