@@ -25,7 +25,7 @@ from standins.cloud import listener
 from standins.cloud.faults import Failed, Lost
 from standins.cloud.words import Call
 
-from .identity import CLIENT_ID, Identity
+from .identity import CLIENT_ID, STORAGE, Identity
 from .words import TENANT, ArmError
 
 ACCOUNT = "standinstorage"
@@ -40,14 +40,16 @@ _NEEDED = {"GET": "r", "HEAD": "r", "PUT": "cw", "DELETE": "d"}
 class BlobError(Exception):
     """A refusal in the shape that the storage gives it."""
 
-    def __init__(self, status: int, code: str, message: str = "") -> None:
+    def __init__(self, status: int, code: str, message: str = "", detail: str = "") -> None:
         super().__init__(code)
-        self.status, self.code, self.message = status, code, message or code
+        self.status, self.code, self.message, self.detail = status, code, message or code, detail
 
     def answer(self) -> web.Response:
         text = f'<?xml version="1.0" encoding="utf-8"?><Error><Code>{self.code}</Code><Message>{self.message}'
         headers = {"x-ms-error-code": self.code, "Content-Type": "application/xml"}
-        return web.Response(status=self.status, text=f"{text}</Message></Error>", headers=headers)
+        why = f"<AuthenticationErrorDetail>{escape(self.detail)}</AuthenticationErrorDetail>"
+        text += f"</Message>{why if self.detail else ''}</Error>"
+        return web.Response(status=self.status, text=text, headers=headers)
 
 
 @dataclass
@@ -132,9 +134,9 @@ class BlobStorage:
         if self._identity is None:
             raise BlobError(401, "InvalidAuthenticationInfo")
         try:
-            self._identity.check(authorization)
+            self._identity.check(authorization, STORAGE)
         except ArmError as error:
-            raise BlobError(401, "InvalidAuthenticationInfo", str(error)) from error
+            raise BlobError(401, "InvalidAuthenticationInfo", detail=error.message) from error
         lends = query.get("comp") == "userdelegationkey"
         if ("Storage Blob Delegator" if lends else "Storage Blob Data Contributor") not in self.roles:
             words = "This request is not authorized to perform this operation using this permission."

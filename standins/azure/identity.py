@@ -6,6 +6,7 @@ import base64
 import json
 import secrets
 import time
+from collections.abc import Collection
 
 from standins.cloud.words import Answer, Call, Json
 
@@ -14,6 +15,12 @@ from .words import TENANT, ArmError
 CLIENT_ID = "00000000-1111-2222-3333-444444444444"
 CLIENT_SECRET = "stand-in-secret"
 IDENTITY_HEADER = "stand-in-identity"
+_PUBLIC = ("https://management.azure.com", "https://management.core.windows.net")
+RESOURCE_MANAGER = tuple(f"{each}{slash}" for each in _PUBLIC for slash in ("/", ""))
+STORAGE = ("https://storage.azure.com/", "https://storage.azure.com")
+BATCH = ("https://batch.core.windows.net/",)
+"""What a token must be for to let in to each API. Batch's trailing slash must be there."""
+WRONG_AUDIENCE = "InvalidAuthenticationTokenAudience"
 UNKNOWN = "The access token is invalid."
 EXPIRED = "The access token expiry UTC time is earlier than current UTC time."
 
@@ -27,13 +34,14 @@ class Identity:
         """Are credentials turned down?"""
         self.more: Json = {}
         """What else tokens say."""
-        self._valid: dict[str, float] = {}
+        self._valid: dict[str, tuple[str, float]] = {}
+        """By token, its audience and when it expires."""
 
-    def token(self) -> str:
+    def token(self, audience: str = RESOURCE_MANAGER[0]) -> str:
         """Looks like a real one, but is signed by nobody."""
         expires = time.time() + self.lifetime_s
         claims = {
-            "aud": "https://management.azure.com/",
+            "aud": audience,
             "tid": TENANT,
             "oid": CLIENT_ID,
             "appid": CLIENT_ID,
@@ -42,18 +50,26 @@ class Identity:
         }
         words = [_coded({"alg": "none", "typ": "JWT"}), _coded(claims), secrets.token_urlsafe(16)]
         token = ".".join(words)
-        self._valid[token] = expires
+        self._valid[token] = audience, expires
         return token
 
-    def check(self, authorization: str) -> None:
-        """Raises ArmError."""
+    def check(self, authorization: str, audiences: Collection[str]) -> None:
+        """Raises ArmError unless the token is valid and for one of these."""
         kind, _, token = authorization.partition(" ")
         if kind.lower() != "bearer" or token not in self._valid:
             raise _unauthorised(
                 "AuthenticationFailed" if token else "AuthenticationFailedMissingToken", UNKNOWN
             )
-        if self._valid[token] < time.time():
+        audience, expires = self._valid[token]
+        if expires < time.time():
             raise _unauthorised("ExpiredAuthenticationToken", EXPIRED)
+        if audience not in audiences:
+            raise _unauthorised(
+                WRONG_AUDIENCE,
+                f"The access token has been obtained from wrong audience or resource '{audience}'. It should "
+                "exactly match (including forward slash) with one of the allowed audiences "
+                + ", ".join(f"'{each}'" for each in audiences),
+            )
 
     # -- Entra ID ------------------------------------------------------------------------------
 
@@ -111,7 +127,7 @@ class Identity:
                 "token_type": "Bearer",
                 "expires_in": seconds,
                 "ext_expires_in": seconds,
-                "access_token": self.token(),
+                "access_token": self.token(form.get("scope", "").partition(" ")[0].removesuffix("/.default")),
             },
         )
 
@@ -123,7 +139,7 @@ class Identity:
         return Answer(
             200,
             {
-                "access_token": self.token(),
+                "access_token": self.token(call.asks("resource")),
                 "expires_on": str(int(time.time() + self.lifetime_s)),
                 "resource": call.asks("resource"),
                 "token_type": "Bearer",

@@ -19,7 +19,7 @@ from .arm import Arm
 from .cloud import Cloud
 from .entra import EntraServer
 from .faults import Refused, Throttled, refusal
-from .identity import Identity
+from .identity import RESOURCE_MANAGER, Identity
 from .power import LOGS
 from .prices import retail_prices
 from .words import ArmError
@@ -69,7 +69,8 @@ class Server(EntraServer):
     async def _guarded(self, call: Call, request: web.Request) -> Answer | None:
         """None: the connection breaks."""
         try:
-            self._identity.check(request.headers.get("Authorization", ""))
+            own = (call.base, f"{call.base}/")  # as in a cloud that is not the public one
+            self._identity.check(request.headers.get("Authorization", ""), (*RESOURCE_MANAGER, *own))
         except ArmError as error:
             return error.answer()
         effect = self._cloud.faults.pick(call, self._cloud.clock.now())

@@ -16,7 +16,7 @@ from aiohttp import web
 from evalfleet.lab.network import GATEWAY
 from standins.azure.blobs import BlobStorage
 from standins.azure.entra import EntraServer, EntraStandIn
-from standins.azure.identity import Identity
+from standins.azure.identity import BATCH, RESOURCE_MANAGER, Identity
 from standins.azure.words import ArmError
 from standins.cloud.faults import Failed
 from standins.cloud.hosts import Hosts
@@ -54,11 +54,15 @@ class Server(EntraServer):
     async def _guarded(self, call: Call, authorization: str) -> Answer | None:
         """None: the connection breaks."""
         try:
-            self._identity.check(authorization)
+            managed = call.path.lower().startswith("/subscriptions/")
+            self._identity.check(authorization, RESOURCE_MANAGER if managed else BATCH)
         except ArmError as error:
-            raise BatchError(
-                401, "AuthenticationFailed", "Server failed to authenticate the request."
-            ) from error
+            words = (
+                "Server failed to authenticate the request. Make sure the value of Authorization header is "
+                "formed correctly."
+            )
+            detail = {"AuthenticationErrorDetail": error.message}
+            raise BatchError(401, "AuthenticationFailed", words, **detail) from error
         effect = self._service.faults.pick(call, self._clock.now())
         match effect:
             case Throttled() | Failed() | Refused():

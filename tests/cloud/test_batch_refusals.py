@@ -17,6 +17,11 @@ OLD_IMAGE = "canonical:ubuntuserver:18.04-lts:latest"
 NOWHERE = "https://127.0.0.1:1"
 """In place of the host of an account in another region, which has no address: nobody answers here, either."""
 ELSEWHERE = 'the Batch account standin is in eastus, not in westus2; set account = "standin.eastus"'
+WRONG_TOKEN = (
+    "wrong audience or resource 'https://batch.core.windows.net'. It should exactly match (including forward "
+    "slash) with one of the allowed audiences 'https://batch.core.windows.net/' (AuthenticationFailed); the "
+    "token is for another service: remove `scope` from the place"
+)
 
 
 @pytest.fixture
@@ -65,6 +70,7 @@ def test_an_image_of_nodes_that_batch_does_not_have_any_more_ends_the_place_with
     [
         ({"account": "standin.westus2"}, nothing, ELSEWHERE),
         ({"account": "standin.westus2", "endpoint": NOWHERE}, nothing, ELSEWHERE),
+        ({"scope": "https://batch.core.windows.net/.default"}, nothing, WRONG_TOKEN),
         ({}, no_storage, "the Batch account standin has no storage account of its own (StorageMissing); set"),
         ({}, no_rights, "the login needs the roles Storage Blob Data Contributor and Storage Blob Delegator"),
         ({"pool": "mine"}, has_pool, 'its nodes are Standard_D8s_v5; set sizes = ["Standard_D8s_v5"]'),
@@ -76,7 +82,17 @@ def test_an_image_of_nodes_that_batch_does_not_have_any_more_ends_the_place_with
         ({"pool": "other"}, has_pool, "the account has no pool other; `az batch pool list` shows"),
         ({"reach": "ssh", "public_ip": False, "subnet": SUBNET}, nothing, 'set reach = "mailbox", by which'),
     ],
-    ids=["region", "host of a region", "storage", "rights", "size", "owner", "no pool", "private network"],
+    ids=[
+        "region",
+        "host of a region",
+        "scope",
+        "storage",
+        "rights",
+        "size",
+        "owner",
+        "no pool",
+        "private network",
+    ],
 )
 def test_a_run_is_refused_in_one_line(
     batch: StandIn, tmp_path: Path, more: dict[str, Any], trouble: Callable[[StandIn], None], told: str

@@ -33,6 +33,8 @@ class ArmFault(CloudFault):
     def refusal(self, what: str, *, have_some: bool = False) -> PlaceError:
         if self.status in (0, 408, 429) or self.status >= 500:
             return self.refused(what, self.told, "place", transient=True)
+        if self.status == 401 and "audience" in self.told.lower():
+            return self.refused(what, f"{self.told}; {OTHER_SCOPE}", "place")
         if found := meaning_of(self, MEANINGS):
             meaning, problem = found
             told = f"{meaning.told}{_object(problem.message)} ({problem.code})" if meaning.told else self.told
@@ -79,6 +81,8 @@ def _words(error: Json) -> str:
         return str(told)
     first = str(table(error["message"]).get("value", "")).partition("\n")[0]
     values = {str(each.get("key")): str(each.get("value")) for each in rows(error.get("values"))}
+    if detail := values.get("AuthenticationErrorDetail"):
+        return detail
     about = [values[key] for key in ("PropertyName", "Reason") if values.get(key)]
     return f"{first.rstrip('.')}: {', '.join(about)}" if about else first
 
@@ -107,6 +111,10 @@ def _policy(error: Json) -> str:
 
 QUOTA_PAGE = "https://portal.azure.com/#view/Microsoft_Azure_Capacity/QuotaMenuBlade/~/myQuotas"
 LOG_IN = "run `az login`, or set AZURE_CLIENT_ID, AZURE_TENANT_ID and AZURE_CLIENT_SECRET"
+OTHER_SCOPE = (
+    "the token is for another service: remove `scope` from the place, or set it to the audience that the "
+    "service names, followed by /.default"
+)
 
 MEANINGS = (
     means(

@@ -407,7 +407,8 @@ class BlobClient:
         message = ""
         try:
             found = ElementTree.fromstring(body.decode("utf-8-sig"))
-            code, message = code or found.findtext("Code") or "", found.findtext("Message") or ""
+            code = code or found.findtext("Code") or ""
+            message = found.findtext("AuthenticationErrorDetail") or found.findtext("Message") or ""
         except (ElementTree.ParseError, UnicodeDecodeError):
             pass
         message = message.partition("\n")[0].rstrip(".")

@@ -39,7 +39,8 @@ from .template import (
 
 VERSION = "2025-06-01"
 CONTENT = "application/json; odata=minimalmetadata"
-SCOPE = "https://batch.core.windows.net/.default"
+SCOPE = "https://batch.core.windows.net//.default"
+"""Batch accepts tokens only for the audience `https://batch.core.windows.net/`, with its trailing slash."""
 COMING = ("creating", "starting", "waitingforstarttask", "idle", "running", "upgradingos", "reimaging")
 """States of a node that is had, and billed, and of use now or soon."""
 LOST = ("preempted", "rebooting", "leavingpool", "offline", "deallocating", "deallocated")
