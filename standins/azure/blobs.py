@@ -239,6 +239,9 @@ class BlobStorage:
 
     def _on_container(self, request: web.Request, name: str) -> web.Response:
         match request.method:
+            case "PUT" if request.query.get("comp") == "metadata":
+                self._need(name).metadata = _metadata(request)
+                return web.Response(status=200)
             case "PUT":
                 if name in self.containers:
                     raise BlobError(409, "ContainerAlreadyExists")

@@ -17,7 +17,7 @@ from .service import OVER, REGION, Cluster, MlJob, Service, cores_of, seconds
 GROUP, WORKSPACE = "evals", "standin"
 PROVIDER = "Microsoft.MachineLearningServices"
 ROOT = f"/subscriptions/{SUBSCRIPTION}/resourceGroups/{GROUP}/providers/{PROVIDER}/workspaces/{WORKSPACE}"
-VERSIONS = re.compile(r"20(22-(10|12)|23|24|25|26)-.*")
+VERSIONS = re.compile(r"20(21-07|22-(10|12)|23|24|25|26)-.*")
 _LOCATION = f"/subscriptions/{SUBSCRIPTION}/providers/{PROVIDER}/locations/{REGION}"
 JOB_OPERATIONS, COMPUTE_OPERATIONS = (
     f"{_LOCATION}/mfeOperationsStatus",
@@ -59,6 +59,7 @@ class MachineLearning:
             ("POST", f"{computes}/{{name}}/start", self._start),
             ("POST", f"{computes}/{{name}}/stop", self._stop),
             ("POST", f"{computes}/{{name}}/restart", self._restart),
+            ("POST", f"{computes}/{{name}}/updateSchedules", self._update_schedules),
             ("GET", jobs, self._jobs),
             ("GET", f"{jobs}/{{name}}", self._job),
             ("PUT", f"{jobs}/{{name}}", self._put_job),
@@ -264,6 +265,12 @@ class MachineLearning:
         instance = self._need_instance(found, "Running", "JobRunning", "Unusable")
         return self._begun(call, self._service.instances.restart(instance), COMPUTE_OPERATIONS)
 
+    async def _update_schedules(self, call: Call, found: re.Match[str]) -> Answer:
+        self._root(found, call)
+        instance = self._need_instance(found, "Running", "JobRunning", "Stopping", "Stopped")
+        self._service.instances.schedule(instance, call.body)
+        return Answer(200)
+
     def _put_instance(self, call: Call, root: str, name: str) -> Answer:
         instances = self._service.instances
         old = instances.all.get(name.lower())
@@ -274,8 +281,8 @@ class MachineLearning:
         if str(call.body.get("location") or "").lower() != REGION:
             raise ArmError(400, "BadArgument", f"Compute must be in the region of its workspace, {REGION}.")
         if old is not None:
-            instances.change(old, call.body)
-            return Answer(200, instances.show(root, PROVIDER, old))
+            words = f"Compute instance {name} is there already: this call cannot change it."
+            raise ArmError(400, "BadArgument", words)
         size = str((call.body["properties"].get("properties") or {}).get("vmSize"))
         if self._service.used_cores(False) + cores_of(size) > self._service.quota[False]:
             words = f"Operation results in exceeding quota limits of Core. Size: {size}."

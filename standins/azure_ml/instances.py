@@ -68,12 +68,10 @@ class Instances:
         self.all[name.lower()] = instance
         return instance
 
-    def change(self, instance: Instance, body: Json) -> None:
-        """Of one that is there, its end and its tags can be changed."""
-        check(instance.name, body)
-        if (body["properties"].get("properties") or {}).get("vmSize") != instance.size:
-            raise ArmError(400, "BadArgument", "The size of a compute instance cannot be changed.")
-        instance.body = body
+    def schedule(self, instance: Instance, schedules: Json) -> None:
+        """Change when it starts and stops."""
+        stops_of({"schedules": schedules})
+        instance.settings["schedules"] = schedules
         if instance.state == "Running":
             self._watch(instance)
 

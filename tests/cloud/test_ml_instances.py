@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
-from evalfleet.errors import PlaceError, RequestError
+from evalfleet.errors import MachineUnavailable, PlaceError, RequestError
 from evalfleet.lab import Lab
 from evalfleet.model import Needs
 from evalfleet.places.azure_ml import AzureMlPlace, AzureMlSettings
@@ -29,7 +30,7 @@ from tests.waiting import until
 CANNOT = Lab.missing()
 real_hosts = pytest.mark.skipif(CANNOT is not None, reason=f"NO TEST OF REAL HOSTS: {CANNOT}")
 ONE = machine_id()
-LIFE_S = 7200.0
+LIFE_S, DAY_S = 7200.0, 86_400.0
 
 
 class InstanceHarness(CloudHarness):
@@ -133,10 +134,10 @@ def play(ml: StandIn, home: Path, act: Callable[[AzureMlInstances], Awaitable[No
     asyncio.run(main())
 
 
-async def begin(made: AzureMlInstances) -> asyncio.Task[None]:
+async def begin(made: AzureMlInstances, life_s: float = LIFE_S) -> asyncio.Task[None]:
     """Ask for one: without a host behind it, it never answers."""
     (first, *_) = await made.offers(Needs())
-    return asyncio.create_task(made.create(ONE, first, LIFE_S))
+    return asyncio.create_task(made.create(ONE, first, life_s))
 
 
 async def give_up(making: asyncio.Task[None]) -> None:
@@ -145,25 +146,39 @@ async def give_up(making: asyncio.Task[None]) -> None:
 
 
 def test_azure_stops_it_at_its_end_and_what_is_left_can_be_reaped(ml: StandIn, tmp_path: Path) -> None:
-    """By its schedule, or because nobody used it for as long as it was to live."""
+    """At its end and not before, though nobody uses it in Azure's sense for longer than Azure's idle limit.
+    The end is changed without a second PUT, which Azure refuses."""
 
     async def make(made: AzureMlInstances) -> None:
         making = await begin(made)
         await asyncio.to_thread(wait_for, ml, "Running")
         await give_up(making)
+        await made.stop(ONE)
+        making = await begin(made)
+        await asyncio.to_thread(wait_for, ml, "Running")
+        await give_up(making)
+        with pytest.raises(MachineUnavailable):  # there is no host that could be told
+            await made.extend(ONE, 14 * DAY_S)
 
     play(ml, tmp_path, make)
-    instance = wait_for(ml, "Running")
-    assert instance.settings["idleTimeBeforeShutdown"] == "PT120M"
-    ml.jump(LIFE_S + 120)
+    ml.jump(13 * DAY_S)
+    time.sleep(0.3)
+    assert wait_for(ml, "Running")
+
+    async def seen(made: AzureMlInstances) -> None:
+        (machine,) = await made.list("run")
+        assert machine.phase == "up", "it has not expired"
+
+    play(ml, tmp_path, seen)
+    ml.jump(DAY_S + 120)
     wait_for(ml, "Stopped")
     assert not ml.meters.running(), "it costs money still"
 
     async def reap(made: AzureMlInstances) -> None:
         (machine,) = await made.list("run")
-        assert (machine.phase, machine.detail) == ("gone", "Azure ML: stopped")
+        assert (machine.phase, machine.detail) == ("gone", "Azure ML: stopped by Azure (Schedule)")
         (left,) = await made.belongings()
-        assert [part.split()[0] for part in left.parts] == ["instance", "container"]
+        assert [part.split()[0] for part in left.parts] == ["container", "instance"]
         assert (left.machine, left.home, left.owner) == (ONE, HOME, "tester")
         assert (left.expires_at or 0) / 1e6 < ml.clock.now(), "it has expired"
         await made.reap(left)

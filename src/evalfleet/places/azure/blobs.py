@@ -169,14 +169,17 @@ class BlobClient:
 
     async def make_container(self, name: str, tags: Mapping[str, str]) -> bool:
         """False if there is one of this name. Raises ArmFault, also while one is being deleted (409)."""
-        headers = {f"x-ms-meta-{TAGS}": quote(json.dumps(tags))}
         try:
-            await self._ask("PUT", name, {"restype": "container"}, headers=headers)
+            await self._ask("PUT", name, {"restype": "container"}, headers=_with(tags))
         except ArmFault as fault:
             if fault.has("ContainerAlreadyExists"):
                 return False
             raise
         return True
+
+    async def set_tags(self, name: str, tags: Mapping[str, str]) -> None:
+        """Replace those of a container."""
+        await self._ask("PUT", name, {"restype": "container", "comp": "metadata"}, headers=_with(tags))
 
     async def tags(self, name: str) -> Mapping[str, str] | None:
         """Those of a container; None if there is none."""
@@ -477,6 +480,11 @@ async def _first(response: aiohttp.ClientResponse, most: int) -> bytes:
         if len(body) >= most:
             break
     return bytes(body[:most])
+
+
+def _with(tags: Mapping[str, str]) -> dict[str, str]:
+    """The headers that give a container these tags."""
+    return {f"x-ms-meta-{TAGS}": quote(json.dumps(tags))}
 
 
 def _tags(told: str) -> Mapping[str, str]:

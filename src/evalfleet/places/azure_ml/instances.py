@@ -36,7 +36,14 @@ from evalfleet.ports import Belonging, Check, Made, PlaceContext, Preflight
 from . import preflight
 from .service import MlClient
 from .settings import AzureMlSettings, MlAccount
-from .template import ComputeInstanceBuild, instance_body, instance_name, instance_setup, job_name
+from .template import (
+    ComputeInstanceBuild,
+    instance_body,
+    instance_name,
+    instance_schedules,
+    instance_setup,
+    job_name,
+)
 from .workspace import MlWorkspace
 
 USER = "azureuser"
@@ -48,9 +55,6 @@ MAKE_S = 900.0
 """How long a compute instance may take to be made, or started."""
 DELETE_S = 100.0
 """For so long one call of `delete` waits for it to be gone."""
-SHORTEST_S = 900.0
-LONGEST_S = 3 * 86_400.0
-"""What Azure takes for the time without use after which it stops a compute instance."""
 GOING_S = 60.0
 State: TypeAlias = Literal["comes", "runs", "rests", "failed", "goes"]
 STATES: Mapping[str, State] = {
@@ -89,22 +93,21 @@ class MlInstance(Struct, frozen=True):
     trouble: tuple[Problem, ...]
     """Azure's words, if something is wrong with it."""
     tags: Mapping[str, str]
+    """As it was made with them: Azure does not change the tags of a compute instance."""
+    stopped_by: str = ""
+    """Schedule or IdleShutdown, if Azure has stopped it."""
 
     @property
     def stage(self) -> State:
         return STATES.get(self.state, "comes")
-
-    @property
-    def expires_at(self) -> float | None:
-        return moment(self.tags.get(EXPIRES, ""))
 
 
 class InstanceSnapshot(Struct, frozen=True):
     """What there is of this home, by machine, at one moment."""
 
     vms: Mapping[MachineId, MlInstance]
-    boxes: frozenset[MachineId]
-    """Machines that have a container of blobs, with or without a compute instance."""
+    boxes: Mapping[MachineId, float | None]
+    """When each machine expires that has a container of blobs, with or without a compute instance."""
     taken: frozenset[str]
     """Names of computes, in small letters, that are not this home's."""
 
@@ -123,6 +126,7 @@ def instance_of(shown: Json, *, public: bool) -> MlInstance | None:
     words = [table(each.get("error")) or each for each in errors]
     trouble = tuple(Problem(str(each.get("code")), str(each.get("message")).rstrip(".")) for each in words)
     address = f"{host}:{port}" if host else ""
+    stopped_by = str(table(inner.get("lastOperation")).get("operationTrigger") or "")
     return MlInstance(
         str(shown.get("name")),
         MachineId(tags[MACHINE]),
@@ -131,6 +135,7 @@ def instance_of(shown: Json, *, public: bool) -> MlInstance | None:
         address,
         trouble,
         tags,
+        stopped_by if state == "stopped" and stopped_by != "User" else "",
     )
 
 
@@ -157,11 +162,11 @@ class InstanceInventory(Snapshots[InstanceSnapshot]):
             else:
                 found[instance.machine] = instance
         ours = {
-            MachineId(box.tags[MACHINE])
+            MachineId(box.tags[MACHINE]): moment(box.tags.get(EXPIRES, ""))
             for box in boxes
             if box.tags.get(HOME) == self._home and MACHINE in box.tags
         }
-        return InstanceSnapshot(found, frozenset(ours), frozenset(taken))
+        return InstanceSnapshot(found, ours, frozenset(taken))
 
 
 class ComputeInstanceControl:
@@ -328,8 +333,9 @@ class AzureMlInstances(VmPlace[MlInstance, InstanceSnapshot], Preflight):
                 raise PlaceError(why, transient=True, scope="machine")
             if vm is None:
                 await self._put_setup(machine, until)
-            if vm is None or vm.state == "stopped":
-                await self._put(machine, name, offer.size, until)
+                await self._add(machine, name, offer.size, until)
+            elif vm.stage == "rests":
+                await self._prolong(machine, name, until)
             found = await self._instances.until_running(machine)
             on_allocated()
             return found
@@ -342,22 +348,28 @@ class AzureMlInstances(VmPlace[MlInstance, InstanceSnapshot], Preflight):
             if other is not None and other != self._home:
                 why = f"the storage account has a container {box} that is not this home's; set another `name`"
                 raise PlaceError(why, transient=False, scope="place")
+            await blobs.set_tags(box, self._tags(machine, until))
         tells = await _address(blobs, box, HOST_KEY, "c", until)
         program = instance_setup(USER, self._keys.login().public, tells)
         await blobs.write(box, SETUP, program.encode())
 
-    async def _put(self, machine: MachineId, name: str, size: str, until: float) -> None:
-        """Make it, or give it another end: Azure stops it then, whoever is there."""
-        blobs, now = await self._workspace.blobs(), self._arm.now()
+    async def _add(self, machine: MachineId, name: str, size: str, until: float) -> None:
+        blobs = await self._workspace.blobs()
         build = ComputeInstanceBuild(
             region=await self._workspace.region(),
             size=size,
             setup=await _address(blobs, self._instances.box(machine), SETUP, "r", until),
             stops_at=until,
-            idle_s=min(max(SHORTEST_S, until - now), LONGEST_S),
-            tags=self._tags(machine, until),
+            tags={key: tag for key, tag in self._tags(machine, until).items() if key != EXPIRES},
         )
-        await self._client.put_instance(name, instance_body(self._settings, build))
+        await self._client.add_instance(name, instance_body(self._settings, build))
+
+    async def _prolong(self, machine: MachineId, name: str, until: float) -> None:
+        """Give it another end: Azure stops it then, whoever is there. Its container has the tag of its end,
+        since the tags of a compute instance cannot be changed."""
+        blobs = await self._workspace.blobs()
+        await blobs.set_tags(self._instances.box(machine), self._tags(machine, until))
+        await self._client.update_schedules(name, instance_schedules(until))
 
     def _tags(self, machine: MachineId, until: float) -> dict[str, str]:
         return tags_of(machine, self._home, self._owner, self._use, until, {})
@@ -368,17 +380,20 @@ class AzureMlInstances(VmPlace[MlInstance, InstanceSnapshot], Preflight):
         snapshot = await self._snapshot()
         now, found = self._arm.now(), {*snapshot.vms, *snapshot.boxes}
         return tuple(
-            self._machine(machine, snapshot.vms.get(machine), now)
+            self._machine(machine, snapshot.vms.get(machine), snapshot.boxes.get(machine), now)
             for machine in sorted(found)
             if machine.startswith(f"{pool}-")
         )
 
-    def _machine(self, machine: MachineId, vm: MlInstance | None, now: float) -> Machine:
+    def _machine(
+        self, machine: MachineId, vm: MlInstance | None, expires_at: float | None, now: float
+    ) -> Machine:
         if vm is None:
             return Machine(machine, "gone", detail="its compute instance is not there")
         words = [f"{problem.message} ({problem.code})" for problem in vm.trouble]
-        detail = f"Azure ML: {'; '.join(words) or vm.state}"
-        expired = vm.expires_at is not None and now > vm.expires_at
+        state = f"stopped by Azure ({vm.stopped_by})" if vm.stopped_by else vm.state
+        detail = f"Azure ML: {'; '.join(words) or state}"
+        expired = expires_at is not None and now > expires_at
         if expired or vm.stage in ("rests", "failed", "goes"):
             return Machine(machine, "gone", detail=detail)
         if vm.stage == "comes" or not vm.address:
@@ -394,7 +409,7 @@ class AzureMlInstances(VmPlace[MlInstance, InstanceSnapshot], Preflight):
         if vm is None or vm.stage == "goes":
             raise NoSuchMachine(machine)
         with as_refusal(machine):
-            await self._put(machine, vm.name, vm.size, until)
+            await self._prolong(machine, vm.name, until)
         if vm.stage == "runs":
             await self._extend_there(machine, vm, until - self._arm.skew_s)
 
@@ -451,15 +466,15 @@ class AzureMlInstances(VmPlace[MlInstance, InstanceSnapshot], Preflight):
             boxes, computes = await asyncio.gather(blobs.containers(BOXES), self._client.clusters())
         instances = [instance for each in computes if (instance := instance_of(each, public=True))]
         parts = (
+            *(("container", box.name, box.tags) for box in boxes),  # first, for its tag of the end
             *(("instance", each.name, each.tags) for each in instances),
-            *(("container", box.name, box.tags) for box in boxes),
         )
         return belongings_of(parts, f"{self._account.workspace} in {self._account.group}")
 
     async def reap(self, belonging: Belonging) -> None:
         with as_refusal(belonging.machine):
             blobs = await self._workspace.blobs()
-            for part in belonging.parts:
+            for part in reversed(belonging.parts):
                 what, _, name = part.partition(" ")
                 if what == "instance":
                     await self._client.delete_cluster(name)

@@ -27,9 +27,11 @@ from evalfleet.places.azure.services import (
 from evalfleet.places.vm.answers import Json, rows, table
 
 from .settings import MlAccount
-from .template import ENVIRONMENT, INSTANCE_VERSION, seconds_of
+from .template import ENVIRONMENT, seconds_of
 
 VERSION = "2025-09-01"
+SCHEDULES_VERSION = "2021-07-01"
+"""`updateSchedules` is not in the descriptions of later versions of the API."""
 DATASTORE = "workspaceblobstore"
 ARTIFACTS = "azureml"
 """The container of the workspace's storage account that the logs of jobs are in."""
@@ -264,8 +266,13 @@ class MlClient:
             if fault.status != 409:  # it is being deleted
                 raise
 
-    async def put_instance(self, name: str, body: Json) -> None:
-        await self.arm.send("PUT", f"{self.root}/computes/{name}", INSTANCE_VERSION, body)
+    async def add_instance(self, name: str, body: Json) -> None:
+        """Azure ML does not change a compute instance by a second PUT."""
+        await self.arm.send("PUT", f"{self.root}/computes/{name}", VERSION, body)
+
+    async def update_schedules(self, instance: str, schedules: Json) -> None:
+        path = f"{self.root}/computes/{instance}/updateSchedules"
+        await self.arm.send("POST", path, SCHEDULES_VERSION, schedules)
 
     async def act(self, compute: str, action: str) -> None:
         """Start, stop or restart a compute instance."""

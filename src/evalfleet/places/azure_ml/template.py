@@ -22,8 +22,6 @@ from .settings import AzureMlSettings, MlAccount
 
 ADMIT = Path(__file__).with_name("admit.py")
 ENVIRONMENT = "evalfleet"
-INSTANCE_VERSION = "2025-12-01"
-"""Earlier versions of the API do not have `idleTimeBeforeShutdown`; Microsoft's own client uses this one."""
 END_S = 60.0
 """How long the pilot may take to end what runs on the machine, after its time."""
 KVM = "--device=/dev/kvm"
@@ -103,8 +101,6 @@ class ComputeInstanceBuild(Struct, frozen=True, kw_only=True):
     """The address of the blob that is its creation program, with a token for it alone."""
     stops_at: float
     """When Azure is to stop it, by Azure's clock."""
-    idle_s: float
-    """Azure stops it, too, when nobody has used it for so long in the sense of notebooks and jobs."""
     tags: Mapping[str, str]
 
 
@@ -113,12 +109,10 @@ def instance_name(machine: MachineId, home: str) -> str:
     return f"ef-{home[:6]}-{hashlib.sha256(f'{home}/{machine}'.encode()).hexdigest()[:12]}"
 
 
-def instance_body(settings: AzureMlSettings, build: ComputeInstanceBuild) -> Json:
-    """A compute instance that Azure itself stops at its end. SSH is open to whoever has our key."""
-    fetch = f"python3 -c \"import urllib.request as u; exec(u.urlopen('{build.setup}').read())\""
-    script = base64.b64encode(f"#!/bin/bash\n{fetch}\n".encode()).decode()
+def instance_schedules(stops_at: float) -> Json:
+    """The one schedule of a compute instance: Azure stops it at this time, by Azure's clock."""
     # by the minute, and never sooner than its end: a time that is over would come again in a year
-    stops = datetime.fromtimestamp(math.ceil(build.stops_at / 60 + 1) * 60, UTC)
+    stops = datetime.fromtimestamp(math.ceil(stops_at / 60 + 1) * 60, UTC)
     stop = {
         "action": "Stop",
         "status": "Enabled",
@@ -129,14 +123,23 @@ def instance_body(settings: AzureMlSettings, build: ComputeInstanceBuild) -> Jso
             "expression": f"{stops.minute} {stops.hour} {stops.day} {stops.month} *",
         },
     }
+    return {"computeStartStop": [stop]}
+
+
+def instance_body(settings: AzureMlSettings, build: ComputeInstanceBuild) -> Json:
+    """A compute instance that Azure itself stops at its end. SSH is open to whoever has our key.
+
+    It has no `idleTimeBeforeShutdown`: SSH does not count as use, so Azure would stop it during a run.
+    """
+    fetch = f"python3 -c \"import urllib.request as u; exec(u.urlopen('{build.setup}').read())\""
+    script = base64.b64encode(f"#!/bin/bash\n{fetch}\n".encode()).decode()
     properties: Json = {
         "vmSize": build.size,
         "applicationSharingPolicy": "Personal",
         "computeInstanceAuthorizationType": "personal",
         "sshSettings": {"sshPublicAccess": "Enabled" if settings.public_ip else "Disabled"},
         "enableNodePublicIp": settings.public_ip,
-        "idleTimeBeforeShutdown": f"PT{math.ceil(build.idle_s / 60)}M",
-        "schedules": {"computeStartStop": [stop]},
+        "schedules": instance_schedules(build.stops_at),
         "setupScripts": {
             "scripts": {"creationScript": {"scriptSource": "inline", "scriptData": script, "timeout": "10m"}}
         },
