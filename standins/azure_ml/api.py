@@ -25,7 +25,7 @@ JOB_OPERATIONS, COMPUTE_OPERATIONS = (
 )
 DATASTORE, CONTAINER = "workspaceblobstore", "azureml-blobstore-00000000"
 _JOB_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9\-_]{0,254}")
-_COMPUTE_NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9-]{1,30}[a-zA-Z0-9]")
+COMPUTE_NAME = re.compile(r"(?!.*-[0-9]*$)[a-zA-Z][a-zA-Z0-9-]{1,30}[a-zA-Z0-9]")
 _STATES = ("idle", "running", "preparing", "unusable", "leaving", "preempted")
 
 
@@ -105,28 +105,48 @@ class MachineLearning:
         )
 
     async def _usages(self, call: Call, found: re.Match[str]) -> Answer:
-        service = self._service
+        service, above = self._service, f"/subscriptions/{SUBSCRIPTION}"
+        family, spot_family = (
+            f"Standard DSv5 Family Cluster {kind} vCPUs" for kind in ("Dedicated", "LowPriority")
+        )
+        other = f"{above}/resourceGroups/others/providers/{PROVIDER}/workspaces/other"
 
-        def usage(name: str, spot: bool) -> Json:
-            kind = "lowPriorityCores" if spot else "dedicatedCores"
+        def usage(whose: str, kind: str, name: str, used: int, limit: int) -> Json:
             return {
-                "id": f"/subscriptions/{SUBSCRIPTION}/usages",
+                "id": f"{whose}/usages" + (f"/{name.replace(' ', '_')}" if "Family" in name else ""),
                 "type": f"{PROVIDER}/{kind}/usages",
-                "currentValue": service.used_cores(spot),
-                "limit": service.quota[spot],
+                "currentValue": used,
+                "limit": limit,
                 "name": {"value": name, "localizedValue": name},
                 "unit": "Count",
             }
 
-        return Answer(
-            200,
-            {
-                "value": [
-                    usage("Total Cluster Dedicated Regional vCPUs", False),
-                    usage("Total Cluster LowPriority Regional vCPUs", True),
-                ]
-            },
-        )
+        dedicated, spot = service.used_cores(False), service.used_cores(True)
+        shown = [
+            usage(above, "totalCores", "Clusters", len(service.clusters), 100),
+            usage(
+                above,
+                "dedicatedCores",
+                "Total Cluster Dedicated Regional vCPUs",
+                dedicated,
+                service.quota[False],
+            ),
+            usage(above, "vmFamily", family, dedicated, service.family_quota),
+            # the same name again, for workspaces and for computes
+            usage(ROOT, "workspaces", family, dedicated, service.family_quota),
+            usage(other, "workspaces", family, 0, service.family_quota),
+            usage(f"{other}/computes/one", "workspaces/computes", family, 0, service.family_quota),
+            usage(
+                above,
+                "lowPriorityCores",
+                "Total Cluster LowPriority Regional vCPUs",
+                spot,
+                service.quota[True],
+            ),
+            usage(above, "vmFamily", spot_family, spot, -1),
+            usage(other, "workspaces", spot_family, 0, -1),
+        ]
+        return Answer(200, {"value": shown})
 
     # -- datastores ----------------------------------------------------------------------------
 
@@ -451,8 +471,8 @@ def _check_cluster(name: str, body: Json) -> None:
     """Raises ArmError."""
     properties = body.get("properties") or {}
     inner = properties.get("properties") or {}
-    if not _COMPUTE_NAME.fullmatch(name):
-        raise ArmError(400, "BadArgument", f"Invalid compute name {name}.")
+    if not COMPUTE_NAME.fullmatch(name):
+        raise ArmError(400, "InvalidResourceName", f"Invalid compute name {name}.")
     if str(properties.get("computeType")) != "AmlCompute":
         raise ArmError(
             400, "BadArgument", "The stand-in has computes of the kinds AmlCompute and ComputeInstance."

@@ -19,7 +19,8 @@ from standins.cloud.words import Json
 USER = "azureuser"
 SSH_PORT = 22
 """On Azure it is 50000 and more: hosts of the lab have their own addresses."""
-NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9-]{1,22}[a-zA-Z0-9]")
+NAME = re.compile(r"(?!.*-[0-9]*$)[a-zA-Z][a-zA-Z0-9-]{1,22}[a-zA-Z0-9]")
+"""There is a letter after the last hyphen."""
 IDLE = re.compile(r"PT(\d+)M")
 SHORTEST_IDLE, LONGEST_IDLE = 15, 3 * 24 * 60
 
@@ -242,7 +243,7 @@ def check(name: str, body: Json) -> None:
     """Raises ArmError."""
     inner = (body.get("properties") or {}).get("properties") or {}
     if not NAME.fullmatch(name):
-        raise ArmError(400, "BadArgument", f"Invalid name {name} of a compute instance.")
+        raise ArmError(400, "InvalidResourceName", f"Invalid name {name} of a compute instance.")
     if not inner.get("vmSize"):
         raise ArmError(400, "BadArgument", "vmSize must be given.")
     if "idleTimeBeforeShutdown" in inner and inner["idleTimeBeforeShutdown"] is not None:

@@ -151,6 +151,8 @@ class Service:
         """Private ones, by address: the credentials that each takes."""
         self.quota = {False: 100, True: 100}
         """Cores: dedicated by False, low-priority by True."""
+        self.family_quota = 100
+        """Cores of the family DSv5, in the subscription."""
         self.room = {False: 10_000, True: 10_000}
         """How many nodes the region has left."""
         self.node_environ: dict[str, str] = {}

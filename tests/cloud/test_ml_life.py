@@ -505,6 +505,25 @@ def test_doctor_looks_at_workspace_storage_network_image_and_quotas(ml: StandIn,
 
 
 @pytest.mark.parametrize(
+    ("region", "family", "max_nodes", "verdict", "told"),
+    [
+        (24, 48, 6, "good", "24 cores are left: 6 nodes of 4"),
+        (100, 13, 3, "good", "13 cores are left: 3 nodes of 4"),
+        (24, -1, 6, "good", "24 cores are left: 6 nodes of 4"),
+        (24, 48, 50, "warn", "24 cores are left: 6 nodes of 4, and max_nodes = 50 needs 200"),
+    ],
+    ids=["region", "family", "unlimited family", "too many nodes"],
+)
+def test_the_least_of_the_quotas_that_count_for_the_workspace_is_told(
+    ml: StandIn, tmp_path: Path, region: int, family: int, max_nodes: int, verdict: str, told: str
+) -> None:
+    """Azure lists the quota of a family again for other workspaces and for computes, which do not count."""
+    ml.service.quota[False], ml.service.family_quota = region, family
+    found = examine(ml, tmp_path, max_nodes=max_nodes)["quota of standardDSv5Family"]
+    assert (found.verdict, found.found) == (verdict, told)
+
+
+@pytest.mark.parametrize(
     ("more", "name", "told"),
     [
         ({"workspace": "other"}, "workspace", "az ml workspace list"),

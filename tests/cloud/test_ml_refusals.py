@@ -10,9 +10,12 @@ import pytest
 
 from evalfleet.events import AttemptStarted
 from evalfleet.journal import Store
+from evalfleet.model import MachineId
 from evalfleet.places.azure.names import HOME, OWNER
-from evalfleet.places.azure_ml.template import cluster_name
+from evalfleet.places.azure_ml.template import cluster_name, instance_name
 from standins.azure_ml import StandIn
+from standins.azure_ml.api import COMPUTE_NAME
+from standins.azure_ml.instances import NAME
 from standins.azure_ml.service import Cluster
 from tests.cloud import ml_places
 from tests.cloud.mail_desk import nothing_left
@@ -90,6 +93,15 @@ def test_a_run_is_refused_in_one_line(
     assert not any(isinstance(event, AttemptStarted) for event in at.events())
     ml.do(lambda: ml.service.clusters.pop("mine", None))
     nothing_left(ml)
+
+
+def test_azure_takes_the_name_of_every_cluster_and_every_instance() -> None:
+    """Digits may not end a name after a hyphen."""
+    assert not COMPUTE_NAME.fullmatch("ef-abc123-0123456789")
+    for n in range(2000):
+        home, machine = f"{n:012x}", MachineId(f"run-{n}-1")
+        assert COMPUTE_NAME.fullmatch(cluster_name("run", home, ml_places.SIZE, spot=False))
+        assert NAME.fullmatch(instance_name(machine, home))
 
 
 @pytest.mark.parametrize("owner", ["somebody", ""])

@@ -335,7 +335,7 @@ class AzureMlInstances(VmPlace[MlInstance, InstanceSnapshot], Preflight):
                 await self._put_setup(machine, until)
                 await self._add(machine, name, offer.size, until)
             elif vm.stage == "rests":
-                await self._prolong(machine, name, until)
+                await self._prolong(machine, vm.name, until)
             found = await self._instances.until_running(machine)
             on_allocated()
             return found

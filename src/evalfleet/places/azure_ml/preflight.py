@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
 from evalfleet.channels.mailboxes import MAIL_SILENT_S
 from evalfleet.errors import PlaceError
@@ -283,36 +283,68 @@ class MlChecks:
         path = (
             f"{self._client.arm.root}/providers/Microsoft.MachineLearningServices/locations/{region}/usages"
         )
-        usages = await self._client.arm.all(path, VERSION)
-        left: dict[str, int] = {}
-        for usage in usages:
-            name = str(table(usage.get("name")).get("value") or "").lower()
-            left[name] = int(usage.get("limit") or 0) - int(usage.get("currentValue") or 0)
+        left = cores_left(await self._client.arm.all(path, VERSION), self._account.path)
         checks: list[Check] = []
-        room = 0
+        room: dict[bool, int] = {}
         for family, spot in dict.fromkeys((offer.family, offer.spot) for offer in offers):
             each = min(vcpus(offer.size) for offer in offers if (offer.family, offer.spot) == (family, spot))
-            cores = next((left[name] for name in _quota_names(family, spot=spot) if name in left), None)
+            regional = _least(left, REGIONAL[spot])
+            cores = _least(left, () if spot else _family_names(family), regional)
             if cores is None:
                 continue
-            many = max(0, cores // max(1, each))
-            room += many
-            told = f"{cores} cores are left: {many} nodes of {each}"
-            kind = "spot quota" if spot else f"quota of {family}"
-            remedy = "" if many else f"ask for more: {QUOTAS}"
-            checks.append(Check(kind, "good" if many else "bad", told, remedy))
+            many = max(0, cores // each)
+            checks.append(self._quota_check(family, spot=spot, cores=cores, each=each))
+            # all families share the quota of their region
+            room[spot] = room.get(spot, 0) + many
+            if regional is not None:
+                least = min(vcpus(offer.size) for offer in offers if offer.spot == spot)
+                room[spot] = min(room[spot], max(0, regional // least))
         if not checks:
             return [Check("quota", "warn", "Azure does not tell it for these sizes", QUOTAS)]
-        return [*checks, *workers_checks(workers, {region: {"cores": room}}, QUOTAS)]
+        return [*checks, *workers_checks(workers, {region: {"cores": sum(room.values())}}, QUOTAS)]
+
+    def _quota_check(self, family: str, *, spot: bool, cores: int, each: int) -> Check:
+        settings, many = self._settings, max(0, cores // each)
+        kind = "spot quota" if spot else f"quota of {family}"
+        told = f"{cores} cores are left: {many} nodes of {each}"
+        if not many:
+            return Check(kind, "bad", told, f"ask for more: {QUOTAS}")
+        if settings.compute == "clusters" and not settings.cluster and settings.max_nodes > many:
+            told = f"{told}, and max_nodes = {settings.max_nodes} needs {settings.max_nodes * each}"
+            return Check(kind, "warn", told, f"set max_nodes = {many}, or ask for more: {QUOTAS}")
+        return Check(kind, "good", told)
 
 
-def _quota_names(family: str, *, spot: bool) -> Sequence[str]:
+def cores_left(usages: Sequence[Json], workspace: str) -> dict[str, int]:
+    """By the name of each quota, in small letters, how many cores it leaves to this workspace.
+
+    Azure lists the same name for the subscription, for each workspace and for each compute. The least of the
+    subscription's and the workspace's own counts. A limit of -1 is none.
+    """
+    left: dict[str, int] = {}
+    for usage in usages:
+        limit, whose = int(usage.get("limit") or 0), str(usage.get("id")).lower().partition("/usages")[0]
+        if limit >= 0 and ("/workspaces/" not in whose or whose == workspace.lower()):
+            name = str(table(usage.get("name")).get("value") or "").lower()
+            cores = limit - int(usage.get("currentValue") or 0)
+            left[name] = min(cores, left.get(name, cores))
+    return left
+
+
+REGIONAL = {
+    False: ("total cluster dedicated regional vcpus",),
+    True: ("total cluster lowpriority regional vcpus", "total cluster low-priority regional vcpus"),
+}
+"""What Azure calls the quota of a region, in small letters, by whether nodes are spot."""
+
+
+def _family_names(family: str) -> Sequence[str]:
     """What Azure calls the quota of a family of sizes, such as standardDSv5Family, in small letters."""
     series = re.sub(r"^standard|family$", "", family, flags=re.IGNORECASE).lower()
-    if spot:
-        return ("total cluster lowpriority regional vcpus", "total cluster low-priority regional vcpus")
-    return (
-        f"standard {series} family cluster dedicated vcpus",
-        family.lower(),
-        "total cluster dedicated regional vcpus",
-    )
+    return (f"standard {series} family cluster dedicated vcpus", family.lower())
+
+
+def _least(left: Mapping[str, int], names: Sequence[str], other: int | None = None) -> int | None:
+    """The least of what these quotas leave, and of `other`; None if nothing is known of any."""
+    known = [left[name] for name in names if name in left]
+    return min([*known, *([] if other is None else [other])], default=None)

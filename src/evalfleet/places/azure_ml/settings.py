@@ -68,7 +68,10 @@ class AzureMlSettings(Struct, frozen=True, forbid_unknown_fields=True):
         str,
         Meta(description="a cluster of yours, which is neither resized nor deleted; else a run has its own"),
     ] = ""
-    max_nodes: Annotated[int, Meta(ge=1, le=1000, description="of a cluster: so many machines at once")] = 50
+    max_nodes: Annotated[
+        int,
+        Meta(ge=1, le=1000, description="of a cluster: so many machines at once, which count against quota"),
+    ] = 6
     idle_s: Annotated[
         float, Meta(ge=60, description="for so long a node without a job is kept, and billed")
     ] = 120.0

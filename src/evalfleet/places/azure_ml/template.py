@@ -32,9 +32,12 @@ def job_name(machine: MachineId, form: str) -> str:
 
 
 def cluster_name(pool: str, home: str, size: str, *, spot: bool) -> str:
-    """Of the cluster of a run, or of a pool, for one size: 24 characters are what every version allows."""
+    """Of the cluster of a run, or of a pool, for one size: 24 characters are what every version allows.
+
+    After the last hyphen, Azure wants a letter.
+    """
     told = hashlib.sha256(f"{pool}/{home}/{size.lower()}/{spot}".encode()).hexdigest()
-    return f"ef-{home[:6]}-{told[:10]}"
+    return f"ef-{home[:6]}-c{told[:10]}"
 
 
 def duration(seconds: float) -> str:
@@ -106,7 +109,7 @@ class ComputeInstanceBuild(Struct, frozen=True, kw_only=True):
 
 def instance_name(machine: MachineId, home: str) -> str:
     """Of a machine's compute instance: names are the region's, and have 24 characters at most."""
-    return f"ef-{home[:6]}-{hashlib.sha256(f'{home}/{machine}'.encode()).hexdigest()[:12]}"
+    return f"ef-{home[:6]}-i{hashlib.sha256(f'{home}/{machine}'.encode()).hexdigest()[:12]}"
 
 
 def instance_schedules(stops_at: float) -> Json:
