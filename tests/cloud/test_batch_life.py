@@ -7,6 +7,7 @@ import functools
 import importlib
 import os
 import shlex
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -208,17 +209,48 @@ def test_a_pull_that_fails_is_tried_again_unless_the_registry_says_that_it_never
     tmp_path: Path, said: str, code: int, tries: int
 ) -> None:
     """The start task's script, with a `docker` that says what registries say, and a `sleep` that does not."""
-    (tmp_path / "docker").write_text(f"#!/bin/sh\necho x >> {tmp_path}/tries\n{_says(said)}\n")
-    (tmp_path / "sleep").write_text("#!/bin/sh\n")
-    for program in ("docker", "sleep"):
-        (tmp_path / program).chmod(0o755)
+    _program(tmp_path / "docker", f"echo x >> {tmp_path}/tries\n{_says(said)}")
+    done = _start(tmp_path, f"{tmp_path}:{os.environ['PATH']}")
+    assert (done.returncode, (tmp_path / "tries").read_text().count("x")) == (code, tries)
+    assert said in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "tries"),
+    [
+        ("E: Could not get lock /var/lib/apt/lists/lock. It is held by process 7 (apt-get)", 0, 4),
+        ("E: Unable to locate package docker.io", NO_PULL, 1),
+    ],
+)
+def test_docker_is_installed_once_the_locks_of_apt_are_free(
+    tmp_path: Path, said: str, code: int, tries: int
+) -> None:
+    """Azure's images install updates at their first boot. The locks are free at the third try."""
+    docker = f"printf '#!/bin/sh\\n' >{tmp_path}/docker; chmod +x {tmp_path}/docker"
+    refuse = f"[ $(wc -l <{tmp_path}/tries) -gt 2 ] || {{ echo '{said}' >&2; exit 100; }}"
+    install = f'case "$*" in *install*) {docker};; esac'
+    _program(tmp_path / "apt-get", f'echo "$*" >>{tmp_path}/tries\n{refuse}\n{install}')
+    for name in ("sh", "date", "grep", "wc", "chmod"):
+        (tmp_path / name).symlink_to(str(shutil.which(name)))
+    done = _start(tmp_path, str(tmp_path))
+    assert done.returncode == code, done.stderr
+    lines = (tmp_path / "tries").read_text().splitlines()
+    assert (len(lines), said in done.stderr) == (tries, True)
+
+
+def _program(path: Path, script: str) -> None:
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
+def _start(programs: Path, path: str) -> subprocess.CompletedProcess[str]:
+    """Run the script of a start task, with a `sleep` that does not."""
+    _program(programs / "sleep", "")
     settings = AzureBatchSettings(account="a.eastus", images=("docker.io/a/b:1",))
     body = job_body(settings, JobBuild(ONE, "Standard_D4s_v5", False, False, "key", LIFE_S, {}))
     start = body["poolInfo"]["autoPoolSpecification"]["pool"]["startTask"]
-    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    done = subprocess.run(shlex.split(start["commandLine"]), env=path, capture_output=True, text=True)
-    assert (done.returncode, (tmp_path / "tries").read_text().count("x")) == (code, tries)
-    assert said in done.stderr
+    argv = shlex.split(start["commandLine"])
+    return subprocess.run(argv, env={"PATH": path}, capture_output=True, text=True)
 
 
 @pytest.mark.parametrize(

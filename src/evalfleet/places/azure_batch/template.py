@@ -38,8 +38,19 @@ FIRST_PRIORITY = 150
 KVM = "--device=/dev/kvm"
 FOR_GOOD = "manifest unknown|manifest .*not found|denied|unauthorized|invalid reference"
 """What a registry says of an image that will not be there the next time, either."""
+INSTALL_S = 900
+LOCKED = "Could not get lock|Unable to acquire the dpkg frontend lock|is another process using it"
 PULL = f"""\
-command -v docker >/dev/null || {{ apt-get update && apt-get install -y docker.io; }} || exit {NO_PULL}
+begun=$(date +%s)
+apt() {{
+  until said=$(DEBIAN_FRONTEND=noninteractive apt-get -y -o DPkg::Lock::Timeout=60 "$@" 2>&1); do
+    echo "$said" >&2
+    echo "$said" | grep -qE '{LOCKED}' || exit {NO_PULL}
+    [ $(($(date +%s) - begun)) -lt {INSTALL_S} ] || exit {NO_PULL}
+    sleep 5
+  done
+}}
+command -v docker >/dev/null || {{ apt update && apt install docker.io; }}
 pull() {{
   for pause in 5 20 60 0; do
     said=$(docker pull "$1" 2>&1) && return 0
@@ -50,7 +61,8 @@ pull() {{
   exit {NO_PULL}
 }}
 """
-"""What is transient is tried again, after pauses that differ from node to node."""
+"""What is transient is tried again, after pauses that differ from node to node. Images of Azure's install
+updates at their first boot, and hold apt's locks meanwhile."""
 
 
 def job_id(machine: MachineId, form: str) -> str:
