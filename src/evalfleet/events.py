@@ -162,6 +162,9 @@ class MachineStopping(_Event, frozen=True):
     """Decided: the machine shall stop. Its disk stays."""
 
     machine: MachineId
+    cause: Cause | None = None
+    detail: str = ""
+    """Why it failed, if no user asked for the stop."""
 
 
 class MachineStopped(_Event, frozen=True):

@@ -58,7 +58,7 @@ class Instances:
         self.cloud, self._span, self._ca, self._region = cloud, span, ca, region
         self.all: dict[str, Instance] = {}
         self.fails = ""
-        """A state that the next one ends in: CreateFailed, SetupFailed or Unusable."""
+        """How the next one ends: CreateFailed, SetupFailed or Unusable; StartFailed if it is started."""
         self.image = ""
         """What their disks are copies of: on Azure, computers with Docker."""
 
@@ -166,6 +166,10 @@ class Instances:
     async def start(self, instance: Instance) -> Json | None:
         instance.state = "Starting"
         await self.cloud.pause(self._span)
+        if self.fails == "StartFailed":
+            self.fails, instance.state = "", "Stopped"
+            instance.operation = {"operationName": "Start", "operationStatus": "StartFailed"}
+            raise ArmError(409, "AllocationFailed", "Allocation failed. Please try again later.")
         self.cloud.meters.start(
             "vm", instance.name, instance.size, self._region, self.cloud.clock.now(), spot=False
         )

@@ -385,6 +385,7 @@ class Api:
         instance = self._find(call, zone, name)
         if instance.status == "STOPPING":
             raise ApiError(400, "resourceNotReady", f"The resource '{instance.path}' is not ready")
+        self._cloud.faults.check(f"compute.instances.{verb}", instance.path)
         acts = {"stop": self.instances.stop, "start": self.instances.power_on, "reset": self.instances.reset}
         return self._begin(
             call, verb, f"zones/{zone}", instance.path, instance.id, acts[verb](instance), effect

@@ -210,25 +210,29 @@ class Instances:
         async with instance.busy:
             cloud.instances[instance.path] = instance
             await cloud.clock.sleep(cloud.span(cloud.timing.insert) / 2)
-            there = [
-                each for each in cloud.instances.values() if each.zone == zone and each.status == "RUNNING"
-            ]
-            alike = [each for each in there if each.type == type.name]
-            full = len(alike) >= cloud.catalog.room(zone, type.name) or len(there) >= cloud.catalog.room(
-                zone, ""
-            )
-            if full:
+            try:
+                self._check_room(instance)
+            except OperationError:
                 del cloud.instances[instance.path]
-                raise OperationError(
-                    "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS",
-                    f"The zone 'projects/{PROJECT}/zones/{zone}' does not have enough resources available to "
-                    f"fulfill the request. '(resource type:compute)'.",
-                    status=503,
-                )
+                raise
             self._attach(instance)
             instance.status = "STAGING"
             await cloud.clock.sleep(cloud.span(cloud.timing.insert) / 2)
             await self._run(instance)
+
+    def _check_room(self, instance: Instance) -> None:
+        """Raises what Google says, to an instance that is made or started, if the zone is full."""
+        cloud, zone = self._cloud, instance.zone
+        there = [each for each in cloud.instances.values() if each.zone == zone and each.status == "RUNNING"]
+        alike = [each for each in there if each.type == instance.type]
+        room = cloud.catalog.room
+        if len(alike) >= room(zone, instance.type) or len(there) >= room(zone, ""):
+            raise OperationError(
+                "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS",
+                f"The zone 'projects/{PROJECT}/zones/{zone}' does not have enough resources available to "
+                f"fulfill the request. '(resource type:compute)'.",
+                status=503,
+            )
 
     def _attach(self, instance: Instance) -> None:
         """A disk of the instance's name that is there is attached, in place of a new one."""
@@ -412,6 +416,7 @@ class Instances:
             type = TYPES[instance.type]
             if metric := cloud.exceeded(instance.region, {type.metric: type.cpus}):
                 raise self.quota_error(metric, instance.region)
+            self._check_room(instance)
             instance.status = "STAGING"
             await cloud.clock.sleep(cloud.span(cloud.timing.power))
             cloud.machines.mend(instance.path)  # it starts on other hardware

@@ -22,7 +22,7 @@ from evalfleet.ports import Fence, ImageMaker
 from evalfleet.testing.harness import find, raised
 from standins.gce import Hosts, StandIn
 from tests.cloud.desk import GceDesk
-from tests.cloud.gce_places import FAST, HOME, machine_id, offer, place
+from tests.cloud.gce_places import FAST, HOME, ZONE, machine_id, offer, place
 from tests.docs.pages import ROOT
 from tests.waiting import PATIENCE_S, slowness, until_async, until_seen
 
@@ -367,6 +367,36 @@ def test_a_run_falls_back_over_zones_regions_and_types(google: StandIn, tmp_path
     asked = [event.offer for event in desk.events() if isinstance(event, MachineRequested)]
     assert (asked[-1].size, asked[-1].region) == ("n2-standard-4", "us-east1-c")
     assert len({(each.size, each.region) for each in asked}) == len(asked), "none was asked twice"
+    assert not google.left()
+
+
+def test_a_pools_machine_that_google_does_not_start_again_is_kept(google: StandIn, tmp_path: Path) -> None:
+    desk = GceDesk(google, tmp_path)
+
+    def say(*words: str, code: int = 0) -> str:
+        return desk.done("pool", *words, code=code).said
+
+    capacity, denied = google.cloud.catalog.capacity, google.faults.denied
+    try:
+        say("create", "p", "--on", "gce", "--workers", "1")
+        say("ssh", "p", "--", "touch", "kept")
+        say("stop", "p")
+        capacity[ZONE, ""] = 0
+        told = say("start", "p", code=4)
+        assert "does not have enough resources available" in told
+        assert "start it again later" in told
+        assert "did not start and keep their disks" in told
+        capacity.clear()
+        denied.add("compute.instances.start")
+        assert "Required 'compute.instances.start' permission" in say("start", "p", code=4)
+        denied.clear()
+        assert {span.kind for span in google.meters.running()} == {"disk"}
+        say("start", "p")
+        assert say("ssh", "p", "--", "ls") == "kept\n"
+    finally:
+        capacity.clear()
+        denied.clear()
+        say("delete", "p", "--yes")
     assert not google.left()
 
 

@@ -335,10 +335,12 @@ def test_a_limit_that_google_does_not_keep_is_no_limit(google: StandIn, tmp_path
     assert f"Google would end it at {timestamp(planned)}" in str(error)
 
 
+@pytest.mark.parametrize("for_pool", [False, True])
 def test_the_limit_of_a_machine_that_a_killed_controller_asked_for_is_read_back_too(
-    google: StandIn, tmp_path: Path
+    google: StandIn, tmp_path: Path, *, for_pool: bool
 ) -> None:
-    """By what its labels say: the clock of the computer that takes it up may be another one's."""
+    """By what its labels say: the clock of the computer that takes it up may be another one's. A pool's
+    machine may have work on its disk, and is stopped."""
 
     async def make(made: GcePlace) -> None:
         await asked_for(google, made)
@@ -346,11 +348,12 @@ def test_the_limit_of_a_machine_that_a_killed_controller_asked_for_is_read_back_
     async def adopt(made: GcePlace) -> PlaceError:
         google.instances()[0].ends_at = google.clock.now() + 90_000
         error = await raised(PlaceError, made.create(ONE, offer(), 9000))
+        assert [each.status for each in google.instances()] == ["TERMINATED"] * for_pool
         await made.delete(ONE)
         return error
 
-    use(google, tmp_path, make)
-    error: PlaceError = use(google, tmp_path, adopt)
+    use(google, tmp_path, make, for_pool=for_pool)
+    error: PlaceError = use(google, tmp_path, adopt, for_pool=for_pool)
     assert (error.scope, error.transient) == ("place", False)
     assert "Google would end it" in str(error)
     assert not google.left()

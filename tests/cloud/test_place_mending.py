@@ -19,6 +19,7 @@ from evalfleet.ports import Fence
 from evalfleet.state import MachineState, RunState
 from evalfleet.testing.harness import find, raised
 from standins.azure import StandIn
+from standins.azure.vms import VM
 from standins.cloud.hosts import Hosts
 from tests.cloud.conftest import FAST
 from tests.cloud.desk import AzureDesk
@@ -211,7 +212,7 @@ def test_a_pools_machine_that_comes_up_unreachable_is_redeployed(azure: StandIn,
 
     try:
         say("pool", "create", "p", "--on", "azure", "--workers", "1")
-        (vm,) = azure.resources("Microsoft.Compute/virtualMachines")
+        (vm,) = azure.resources(VM)
         assert vm.tags["evalfleet-kind"] == "pool"
         soon = say("pool", "extend", "p", "--expires", "20m", code=2)
         assert "azure cannot end a machine by itself before 40m" in soon
@@ -223,7 +224,47 @@ def test_a_pools_machine_that_comes_up_unreachable_is_redeployed(azure: StandIn,
         assert "worker-vm: restart" in told
         assert "cannot be reached" in told
         assert "worker-vm is well again after redeploy" in told
-        assert [each.id for each in azure.resources("Microsoft.Compute/virtualMachines")] == [vm.id]
+        assert [each.id for each in azure.resources(VM)] == [vm.id]
     finally:
         say("pool", "delete", "p", "--yes")
+    assert not azure.left()
+
+
+def test_a_machine_that_azure_does_not_start_again_is_kept_until_its_user_replaces_it(
+    azure: StandIn, tmp_path: Path
+) -> None:
+    desk = AzureDesk(azure, tmp_path, inside=True, regions=["eastus", "westus2"])
+
+    def say(*words: str, code: int = 0) -> str:
+        return desk.done("pool", *words, code=code).said
+
+    limits, denied = azure.cloud.capacity.limits, azure.faults.denied_actions
+    try:
+        say("create", "p", "--on", "azure", "--workers", "1")
+        say("ssh", "p", "--", "sh", "-c", "echo kept >file")
+        say("stop", "p")
+        (vm,) = azure.resources(VM)
+        limits["eastus", "", ""] = 0
+        for _ in range(2):
+            told = say("start", "p", code=4)
+            assert "We do not have sufficient capacity for the requested VM size" in told
+            assert "(AllocationFailed); start it again later" in told
+            assert "1 of 1 machines did not start and keep their disks" in told
+        limits.clear()
+        denied.append("Microsoft.Compute/virtualMachines/start/action")
+        assert "ask for the role Contributor" in say("start", "p", code=4)
+        denied.clear()
+        assert "(AuthorizationFailed)" in say("status", "p")
+        assert {span.kind for span in azure.meters.running()} == {"disk", "address"}
+        say("start", "p")
+        assert [each.id for each in azure.resources(VM)] == [vm.id]
+        assert say("ssh", "p", "--", "cat", "file") == "kept\n"
+        say("stop", "p")
+        limits["eastus", "", ""] = 0
+        say("start", "p", "--replace")
+        assert [each.location for each in azure.resources(VM)] == ["westus2"]
+    finally:
+        limits.clear()
+        denied.clear()
+        say("delete", "p", "--yes")
     assert not azure.left()

@@ -309,7 +309,12 @@ def test_fewer_machines_than_asked_for(fleet: Fleet) -> None:
     done = pool(fleet, "create", "--workers", "3", "--set", "max_machines=2")
     assert "1 more was asked for: `evalfleet pool start p` tries again" in done.out
     assert list(statuses(fleet)) == ["worker-1", "worker-2"]
-    assert "1 more was asked for" in pool(fleet, "start").out, "it asks again, in vain"
+    again = say(fleet, "pool", "start", "p")
+    assert "1 more was asked for" in again.out, "it asks again, in vain"
+    assert (again.code, again.err.splitlines()[-1]) == (
+        4,
+        "evalfleet: pool 'p' lacks 1 of 3 machines; `evalfleet pool start p` tries again",
+    )
     pool(fleet, "delete", "--yes")
     fleet.settled()
 

@@ -110,6 +110,7 @@ def _pool_machine(
         "usd_per_hour": machine_hourly_usd(machine, now),
         "cost_usd": round(machine_usd(machine, now), 6),
         "delete_refused": machine.delete_refused or None,
+        "failure": machine.detail if machine in view.failed else None,
     }
     if answers is not None:
         found = [answer for answer in answers if answer.machine.id == machine.id]

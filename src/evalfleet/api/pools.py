@@ -123,6 +123,10 @@ class Pool:
         """Start machines that were stopped or have expired, and create those that are missing."""
         await self.control(changes.started)
 
+    async def replace(self) -> None:
+        """Delete machines that did not start, with their disks, and create others."""
+        await self.control(changes.replaced)
+
     # -- what is done to machines directly -------------------------------------------------------
 
     async def extend(self, expires_s: float) -> list[ActionResult]:

@@ -65,7 +65,7 @@ class Performer:
             except StaleController as err:
                 # Only the journal's epoch stops a controller: if there is a newer one, what we report now is
                 # refused. If there is none, the machine lies, or an agent has spoken to it as a controller.
-                if not isinstance(effect, TearDown):
+                if not isinstance(effect, TearDown | Stop):
                     return self._report(effect, str(err), Cause.STUCK)
             except FleetError:
                 raise
@@ -73,9 +73,9 @@ class Performer:
                 if not threading.main_thread().is_alive():
                     raise asyncio.CancelledError from err  # Python is ending and takes its executors away
                 log.exception("%r failed", effect)
-                if not isinstance(effect, TearDown):
+                if not isinstance(effect, TearDown | Stop):
                     return self._report(effect, f"{type(err).__name__}: {err}", Cause.INTERNAL)
-            await asyncio.sleep(self._tools.pace.poll_cap_s)  # a machine must go, whatever it takes
+            await asyncio.sleep(self._tools.pace.poll_cap_s)  # a machine must end, whatever it takes
 
     async def _perform(self, effect: Effect) -> None:  # noqa: C901 one line an effect
         tools, state = self._tools, self._tools.state
@@ -123,7 +123,7 @@ class Performer:
                 | Stop(machine)
                 | TearDown(machine)
             ):
-                self._tools.report(MachineCondemned(machine, detail, cause))
+                self._tools.give_up(MachineCondemned(machine, detail, cause))
 
     def forget(self, attempt: AttemptId) -> None:
         """The attempt's artefacts are home and the journal says so."""

@@ -14,6 +14,7 @@ from evalfleet.errors import (
     ChannelError,
     MachineForged,
     MachineMute,
+    NoSuchMachine,
     PlaceError,
     Scope,
     SetupFailed,
@@ -81,28 +82,28 @@ async def bring_up(tools: Tools, machine: MachineState) -> None:
         refusal = MachineCondemned(
             machine.id, str(err), Cause.PROVISIONING, scope=err.scope, permanent=not err.transient
         )
-        tools.report(refusal)
+        tools.give_up(refusal)
     except SetupFailed as err:
         scope: Scope = "place" if err.permanent else "machine"
-        tools.report(
+        tools.give_up(
             MachineCondemned(machine.id, str(err), Cause.SETUP, err.step, scope, permanent=err.permanent)
         )
     except (StaleController, MachineForged) as err:
         # if there is a newer controller, this report is refused; if not, the machine lies, and goes alone
-        tools.report(MachineCondemned(machine.id, str(err), Cause.CONNECTION, step=FORGED))
+        tools.give_up(MachineCondemned(machine.id, str(err), Cause.CONNECTION, step=FORGED))
     except ChannelError as err:
         if machine.offer.mends:
             tools.report(MachineUnreachable(machine.id, str(err), "setup"))
         else:
-            tools.report(MachineCondemned(machine.id, str(err), Cause.CONNECTION))
+            tools.give_up(MachineCondemned(machine.id, str(err), Cause.CONNECTION))
     except _LeftWaiting as err:
-        tools.report(MachineCondemned(machine.id, str(err), Cause.PROVISIONING, scope="offer"))
+        tools.give_up(MachineCondemned(machine.id, str(err), Cause.PROVISIONING, scope="offer"))
     except _NeverStarted as err:
-        tools.report(MachineCondemned(machine.id, str(err), Cause.BOOT, step="start"))
+        tools.give_up(MachineCondemned(machine.id, str(err), Cause.BOOT, step="start"))
     except TimeoutError:
         cause = Cause.BOOT if machine.up_at is None else Cause.READINESS
         detail = f"not ready after {tools.state.limits.boot_limit_s(machine.offer):g} s ({cause})"
-        tools.report(MachineCondemned(machine.id, detail, cause))
+        tools.give_up(MachineCondemned(machine.id, detail, cause))
 
 
 async def _boot_and_set_up(tools: Tools, machine: MachineState) -> None:
@@ -460,7 +461,11 @@ def report_gone(tools: Tools, machine: MachineState, seen: Machine | None) -> No
         cause, detail = Cause.EVICTED, RESTARTED
     if seen is not None and seen.phase in ("gone", "evicted") and seen.detail:
         detail = f"{detail} ({seen.detail})" if cause is Cause.EVICTED else seen.detail
-    tools.report(MachineCondemned(machine.id, detail, cause))
+    why = MachineCondemned(machine.id, detail, cause)
+    if seen is None:
+        tools.report(why)  # there is no disk to keep
+    else:
+        tools.give_up(why)
 
 
 # -- stopped -------------------------------------------------------------------------------------
@@ -472,7 +477,11 @@ async def stop(tools: Tools, machine: MachineState) -> None:
     await tools.drop_channel(machine.id)
     if isinstance(place, Hosts):
         hosts = place
-        await tools.persist(lambda: hosts.stop(machine.id), None)
+        try:
+            await tools.persist(lambda: hosts.stop(machine.id), None)
+        except NoSuchMachine:
+            report_gone(tools, machine, None)
+            return
     tools.report(MachineStopped(machine.id))
 
 

@@ -13,9 +13,10 @@ from typing import Protocol, TypeVar
 
 from evalfleet.clock import pauses
 from evalfleet.errors import FleetError, PlaceError
-from evalfleet.events import Event
+from evalfleet.events import Event, MachineCondemned
 from evalfleet.model import AttemptId, Bundle, Collected, Machine, MachineId, Metered, Micros, Scorer, Task
 from evalfleet.names import spread
+from evalfleet.policy.pool import given_up
 from evalfleet.ports import Benchmark, Channel, Clock, Fence, FileBenchmark, Place, Stepped
 from evalfleet.single_flight import SingleFlight
 from evalfleet.state import MachineState, RunState
@@ -105,6 +106,10 @@ class Tools:
         """Wait until the benchmark has the files that machines get. Raises RequestError."""
         if self.copy is not None:
             await self.copy.has_files()
+
+    def give_up(self, why: MachineCondemned) -> None:
+        """Report that a machine failed, whose disk may hold a pool's work."""
+        self.report(given_up(self.state.machines[why.machine], why))
 
     # -- channels --------------------------------------------------------------------------------
 

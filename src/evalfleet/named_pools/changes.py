@@ -95,6 +95,13 @@ def started(view: PoolView, now: Micros) -> Change:
     return Change(events, [machine.id for machine in down])
 
 
+def replaced(view: PoolView, now: Micros) -> Change:
+    """Machines that did not start are deleted, and others are made."""
+    failed = [machine.id for machine in in_use(view).failed]
+    gone = [MachineCondemned(machine, "replaced: it did not start") for machine in failed]
+    return Change([PoolResized(view.state.limits.workers), *gone], failed)
+
+
 def _start_again(machine: MachineState, now: Micros, at: Micros, lease_s: float) -> list[Event]:
     """One that has expired is off, and gets a new life; one that was stopped goes on with its own."""
     id = machine.id

@@ -32,6 +32,11 @@ class PoolView:
         return [self.state.machines[machine] for machine in self.state.undeleted]
 
     @property
+    def failed(self) -> list[MachineState]:
+        """The stopped machines that did not start, or that stopped although no user asked for it."""
+        return [machine for machine in self.machines if machine.phase == "stopped" and machine.detail]
+
+    @property
     def expires_at(self) -> Micros | None:
         """When the first of its machines ends by itself."""
         return min((machine.expires_at for machine in self.machines), default=None)

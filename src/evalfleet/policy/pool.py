@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from evalfleet.events import Event, MachineCondemned, MachineRequested, RunEnded
+from evalfleet.events import Event, MachineCondemned, MachineRequested, MachineStopping, RunEnded
 from evalfleet.model import Micros, Offer, after
 from evalfleet.names import machine_id
 from evalfleet.state import MachineState, RunState, scopes
@@ -30,7 +30,16 @@ def decide(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]
 
 def _mend(state: RunState) -> list[Event]:
     """A pool may have one machine, and what is on its disk is worth a try: there need not be another."""
-    return [mend_or_give_up(state.machines[machine], True) for machine in state.unreachable]
+    decided: list[Event] = []
+    for machine in (state.machines[machine] for machine in state.unreachable):
+        event = mend_or_give_up(machine, True)
+        decided.append(given_up(machine, event) if isinstance(event, MachineCondemned) else event)
+    return decided
+
+
+def given_up(machine: MachineState, why: MachineCondemned) -> MachineCondemned | MachineStopping:
+    """Return what a failure of the machine leads to: it is deleted, or, if it is kept, only stopped."""
+    return MachineStopping(machine.id, why.cause, why.detail) if machine.kept else why
 
 
 def _request(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:

@@ -159,6 +159,7 @@ def accepts(state: RunState, event: ev.Event) -> bool:
             | ev.MachineReady()
             | ev.MachineUnreachable()
             | ev.MachineLeaseSet()
+            | ev.MachineStopping()
             | ev.MachineStopped()
             | ev.MachineCondemned()
             | ev.MachineDeleted()
@@ -194,6 +195,7 @@ _NEWS_IN: dict[type, tuple[MachinePhase, ...]] = {
     ev.MachineReady: ("up", "mending"),
     ev.MachineUnreachable: ("requested", "allocated", "up", "mending"),
     ev.MachineLeaseSet: (*_LIVE, "mending"),
+    ev.MachineStopping: (*_LIVE, "mending"),
     ev.MachineStopped: ("stopping",),
     ev.MachineCondemned: (*_LIVE, "mending", "stopping", "stopped"),
     ev.MachineDeleted: ("condemned",),

@@ -143,6 +143,7 @@ def machine_ready(state: RunState, at: Micros, event: ev.MachineReady) -> None:
     machine.phase, machine.ready_at = "ready", at
     machine.timings = {**machine.timings, **event.timings}
     machine.isolated = event.isolated
+    machine.kept = not state.plan.benchmark and not machine.offer.queues
     state.coming.pop(event.machine, None)
     state.ready[event.machine] = None
     state.audible[event.machine] = None
@@ -267,7 +268,7 @@ def machine_stopping(state: RunState, at: Micros, event: ev.MachineStopping) -> 
     machine = state.machines[event.machine]
     if machine.phase == "mending":
         _find_lane(state, machine)
-    machine.phase = "stopping"
+    machine.phase, machine.cause, machine.detail = "stopping", event.cause, event.detail
     _take_out(state, machine)
     state.touched_machines[event.machine] = None
 

@@ -155,6 +155,7 @@ class MachineState(Struct, eq=False):
     cause: Cause | None = None  # why it was given up, if it was not let go
     detail: str = ""
     step: str = ""  # the step of its set-up that failed
+    kept: bool = False  # a pool's, and was ready once: its disk may hold work, so a failure only stops it
     image: str = ""  # what its disk becomes before it goes
     delete_refused: str = ""  # why it is still there although it shall be deleted
     isolated: Isolated = NOT_SAID  # how attempts are kept apart on it

@@ -122,6 +122,9 @@ class PoolMachineRow(TypedDict):
     usd_per_hour: float
     cost_usd: float
     delete_refused: Annotated[str | None, Meta(description="why its place does not delete it")]
+    failure: Annotated[
+        str | None, Meta(description="why it did not start, or stopped although no user asked for it")
+    ]
     probe: NotRequired[Annotated[str | None, Meta(description="`ok` or a problem; only with --probe")]]
     screen: NotRequired[
         Annotated[

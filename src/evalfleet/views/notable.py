@@ -182,6 +182,9 @@ def _by_its_place(state: RunState, record: ev.Record) -> Notice | None:
             known = state.machines[machine]
             waited = duration(seconds_between(known.requested_at, known.billed_at))
             return Notice(record.at, "news", f"{_name(state, machine)} left the queue after {waited}")
+        case ev.MachineStopping(machine, _, detail) if detail:
+            text = f"{_name(state, machine)} is stopped and keeps its disk: {clean(detail)}"
+            return Notice(record.at, "trouble", text, good=False)
         case ev.MachineDeleteRefused(machine, detail):
             hourly = usd(machine_hourly_usd(state.machines[machine], record.at))
             text = f"{_name(state, machine)} cannot be deleted, and costs {hourly} an hour until it is"

@@ -64,12 +64,22 @@ async def create(args: argparse.Namespace) -> int:
 
 def start_arguments(parser: argparse.ArgumentParser) -> None:
     add_name(parser)
+    parser.add_argument(
+        "--replace",
+        action="store_true",
+        help="delete machines that do not start, with their disks, and create others",
+    )
     add_json(parser)
 
 
 async def start(args: argparse.Namespace) -> int:
-    """Start the stopped machines of a pool, and create those that are missing."""
+    """Start the stopped machines of a pool, and create those that are missing.
+
+    A machine that does not start keeps its disk, and stays stopped. The exit code is 4 if a machine did not
+    start or is still missing.
+    """
     from evalfleet.api import pools
+    from evalfleet.errors import PlaceError
     from evalfleet.planning.workspace import Workspace
 
     from .show import follow, show
@@ -77,11 +87,27 @@ async def start(args: argparse.Namespace) -> int:
     pool = pools.open_pool(Workspace.here(), args.name)
     await pool.start()
     await follow(pool)
-    show(pool.view(), as_json=args.json)
+    if args.replace and pool.view().failed:
+        await pool.replace()
+        await follow(pool)
+    view = pool.view()
+    show(view, as_json=args.json)
+    wanted, failed = view.state.limits.workers, len(view.failed)
+    again = f"`evalfleet pool start {pool.name}` tries again"
+    if failed:
+        raise PlaceError(
+            f"pool {pool.name!r}: {failed} of {wanted} machines did not start and keep their disks; {again}, "
+            "and --replace deletes them and creates others",
+            transient=False,
+        )
+    if (missing := wanted - len(view.machines)) > 0:
+        raise PlaceError(f"pool {pool.name!r} lacks {missing} of {wanted} machines; {again}", transient=False)
     return 0
 
 
-stop_arguments = start_arguments
+def stop_arguments(parser: argparse.ArgumentParser) -> None:
+    add_name(parser)
+    add_json(parser)
 
 
 async def stop(args: argparse.Namespace) -> int:

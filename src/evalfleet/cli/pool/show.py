@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from evalfleet.api.documents import answer_row, pool_document
 from evalfleet.cli.watch import notes
 from evalfleet.clock import WallClock
-from evalfleet.views.format import clock_time, plural, table, usd
+from evalfleet.views.format import clean, clock_time, plural, table, usd
 from evalfleet.views.notable import notable, refusals_table
 from evalfleet.views.show import undeleted_lines
 
@@ -106,6 +106,8 @@ def text(view: PoolView, told: PoolDocument) -> str:
         lines += ["", refusals_table(told["refusals"])] if told["refusals"] else []
     if closed:
         lines += ["", f"screens: `evalfleet pool vnc {view.name}` opens a link to each"]
+    if failed := [f"{m['name']} is stopped: {clean(m['failure'])}" for m in told["machines"] if m["failure"]]:
+        lines += ["", *failed]
     if undeleted := undeleted_lines(told["machines"]):
         lines += ["", undeleted]
     lines += ["", told["warning"]] if told["warning"] else []

@@ -30,13 +30,15 @@ def tags_in(shown: Json) -> dict[str, str]:
 class ArmFault(CloudFault):
     """An answer of Azure's that is a no, or none at all. Of its problems, the innermost comes first."""
 
-    def refusal(self, what: str, *, have_some: bool = False) -> PlaceError:
+    def refusal(self, what: str, *, have_some: bool = False, made: bool = False) -> PlaceError:
         if self.status in (0, 408, 429) or self.status >= 500:
             return self.refused(what, self.told, "place", transient=True)
         if self.status == 401 and "audience" in self.told.lower():
             return self.refused(what, f"{self.told}; {OTHER_SCOPE}", "place")
         if found := meaning_of(self, MEANINGS):
             meaning, problem = found
+            if made and meaning.made_remedy:
+                return self.refused(what, f"{self.told}; {meaning.made_remedy}", meaning.scope)
             told = f"{meaning.told}{_object(problem.message)} ({problem.code})" if meaning.told else self.told
             transient = meaning.transient or (meaning.frees and have_some)
             return self.refused(what, f"{told}; {meaning.remedy}", meaning.scope, transient=transient)
@@ -210,6 +212,7 @@ MEANINGS = (
         "offer",
         "asking again would not help: other sizes, zones and regions are tried",
         told="Azure has no room for it there",
+        made_remedy="start it again later",
     ),
 )
 SOON = frozenset(

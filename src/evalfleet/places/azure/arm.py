@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from msgspec import Struct
 
-from evalfleet.clock import wall_seconds
+from evalfleet.clock import pauses, wall_seconds
 from evalfleet.places.vm.answers import GOODBYE_S, Json, Problem, rows, table
 from evalfleet.places.vm.place import CallRate
 
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 PUBLIC = "https://management.azure.com"
 RETRIES = 5
 LONGEST_BACKOFF_S = 20.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
+"""Between two looks at an operation."""
 AT_ONCE = 24
 DOWNLOAD_S = 20.0
 AZ_S = 60.0
@@ -146,6 +148,18 @@ class ArmClient:
     async def begin(self, path: str, version: str, method: str = "POST", body: Json | None = None) -> str:
         """Have something done that takes time. Returns where to ask how it goes; empty: it is done."""
         return (await self._exchange(method, path, version, body, None)).operation
+
+    async def finish(self, operation: str) -> Json:
+        """Wait for an operation; empty: it is done. Returns what Azure tells of it."""
+        rests = pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S, 1.4)
+        while operation:
+            shown = await self.send("GET", operation, "")
+            if shown.get("status") == "Succeeded":
+                return shown
+            if shown.get("status") in ("Failed", "Canceled"):
+                raise fault_of(409, shown.get("error") or {"code": "Canceled"})
+            await asyncio.sleep(next(rests))
+        return {}
 
     async def _exchange(
         self,

@@ -116,10 +116,11 @@ class AzureControl:
                 raise ArmFault(409, (Problem("Canceled", "it was deleted while it came up"),))
             if vm.power == "running":
                 return vm
-            if vm.state == "failed":
+            off = vm.power in ("deallocated", "stopped")
+            if vm.state == "failed" and not off:
                 raise await self._why(vm)
-            if vm.power in ("deallocated", "stopped") and vm.state != "updating":
-                await self._act(vm, "start")
+            if off and vm.state != "updating":  # it may also have failed at an earlier start
+                await self._arm.finish(await self._act(vm, "start"))
         raise AssertionError("snapshots never end")
 
     async def again(self, machine: MachineId, action: str) -> Vm:
@@ -127,20 +128,8 @@ class AzureControl:
         vm = (await self._inventory.fresh()).vms.get(machine)
         if vm is None or vm.state == "deleting" or vm.power.startswith("dealloc"):
             raise PlaceError(f"{machine} does not run", transient=False, scope="machine")
-        await self._finish(await self._arm.begin(f"{vm.id}/{action}", COMPUTE))
+        await self._arm.finish(await self._arm.begin(f"{vm.id}/{action}", COMPUTE))
         return await self.until_running(machine)
-
-    async def _finish(self, operation: str) -> Json:
-        """Wait for an operation; empty: it is done. Returns what Azure tells of it."""
-        rests = pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S, 1.4)
-        while operation:
-            shown = await self._arm.send("GET", operation, "")
-            if shown.get("status") == "Succeeded":
-                return shown
-            if shown.get("status") in ("Failed", "Canceled"):
-                raise fault_of(409, shown.get("error") or {"code": "Canceled"})
-            await asyncio.sleep(next(rests))
-        return {}
 
     async def _why(self, vm: Vm) -> ArmFault:
         """Why a VM did not start, by its instance view."""
@@ -208,7 +197,7 @@ class AzureControl:
         if vm is None:
             return False
         operation = await self._begin_command(f"{vm.id}/runCommand", let_in(user, public_key))
-        told = table(table((await self._finish(operation)).get("properties")).get("output"))
+        told = table(table((await self._arm.finish(operation)).get("properties")).get("output"))
         for status in rows(told.get("value")):
             if "/failed" in str(status.get("code")):
                 said = " ".join(str(status.get("message")).split())
@@ -286,12 +275,14 @@ class AzureControl:
         found = await asyncio.gather(*(self._arm.find(id, API[kind]) for kind, id in parts))
         return any(shown is not None for shown in found)
 
-    async def _act(self, vm: Vm, action: str) -> None:
+    async def _act(self, vm: Vm, action: str) -> str:
+        """Return where to ask how it goes. Empty: nothing was begun."""
         try:
-            await self._arm.send("POST", f"{vm.id}/{action}", COMPUTE)
+            return await self._arm.begin(f"{vm.id}/{action}", COMPUTE)
         except ArmFault as fault:
             if fault.status != 409 or not fault.has("Conflict", "OperationPreempted"):
-                raise  # else something is being done to it, and the next snapshot tells how it ended
+                raise
+            return ""  # something is being done to it, and the next snapshot tells how it ended
 
     def _record(self, name: str) -> str:
         return f"{self._root}/providers/Microsoft.Resources/deployments/{name}"

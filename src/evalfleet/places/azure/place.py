@@ -125,7 +125,8 @@ class AzurePlace(VmPlace[Vm, GroupSnapshot], Preflight):
                 raise PlaceError(why, transient=False, scope="machine")
             if vm is None and snapshot.has_disk(machine):  # another machine cannot have one of that name
                 await self._lifecycle.remove(machine)
-            if vm is None or (vm.state == "failed" and vm.power != "running"):
+            failed = vm is not None and vm.state == "failed" and vm.power != "running"
+            if vm is None or (failed and not _was_made(snapshot, machine)):
                 self._ceiling.check(machine, {each: vcpus(vm.size) for each, vm in snapshot.vms.items()})
                 _check_time(machine, offer, until - self._arm.now())
                 network = await self._network.ids(region)
@@ -137,7 +138,8 @@ class AzurePlace(VmPlace[Vm, GroupSnapshot], Preflight):
             return await self._lifecycle.until_running(machine)
         except ArmFault as fault:
             have_some = any(vm.region == region for vm in snapshot.vms.values())
-            raise fault.refusal(f"{offer.size} in {offer.region}", have_some=have_some) from fault
+            what, made = f"{offer.size} in {offer.region}", _was_made(snapshot, machine)
+            raise fault.refusal(what, have_some=have_some, made=made) from fault
 
     def _build(
         self, machine: MachineId, offer: Offer, region: str, zone: str, network: NetworkIds, until: float
@@ -333,6 +335,12 @@ class AzurePlace(VmPlace[Vm, GroupSnapshot], Preflight):
 
     def _tags(self, machine: MachineId, until: float) -> dict[str, str]:
         return tags_of(machine, self._home, self._account.owner, self._use, until, self._settings.tags)
+
+
+def _was_made(snapshot: GroupSnapshot, machine: MachineId) -> bool:
+    """Return True if the VM came up once. Azure may have deleted the record of its deployment since."""
+    record = snapshot.deployments.get(machine)
+    return machine in snapshot.vms and (record is None or record.state == "Succeeded")
 
 
 def _check_time(machine: MachineId, offer: Offer, left_s: float) -> None:

@@ -241,9 +241,9 @@ class ComputeInstanceControl:
             vm = snapshot.vms.get(machine)
             if vm is None:
                 raise NoSuchMachine(machine)
-            if vm.state == "stopped":
+            if vm.state == "stopped" or (asked and vm.stage == "failed"):
                 return
-            if not asked and vm.stage == "runs":
+            if not asked and vm.stage in ("runs", "failed"):
                 await self._client.act(vm.name, "stop")
                 asked = True
 
@@ -325,7 +325,7 @@ class AzureMlInstances(VmPlace[MlInstance, InstanceSnapshot], Preflight):
         on_allocated: Callable[[], None],
     ) -> MlInstance:
         vm, name = snapshot.vms.get(machine), instance_name(machine, self._home)
-        with as_refusal(f"{offer.size} in {offer.region}"):
+        with as_refusal(f"{offer.size} in {offer.region}", made=vm is not None):
             if vm is not None and vm.stage == "goes":
                 raise MachineUnavailable(machine, "it is being deleted")
             if name in snapshot.taken:

@@ -275,12 +275,14 @@ class MlClient:
         await self.arm.send("POST", path, SCHEDULES_VERSION, schedules)
 
     async def act(self, compute: str, action: str) -> None:
-        """Start, stop or restart a compute instance."""
+        """Start, stop or restart a compute instance, and wait for that as long as Azure tells how it goes."""
         try:
-            await self.arm.send("POST", f"{self.root}/computes/{compute}/{action}", VERSION)
+            operation = await self.arm.begin(f"{self.root}/computes/{compute}/{action}", VERSION)
         except ArmFault as fault:
             if fault.status != 409:  # something is being done to it: the next look tells what
                 raise
+        else:
+            await self.arm.finish(operation)
 
     async def add_environment(self, version: str, body: Json) -> str:
         """Returns its id."""

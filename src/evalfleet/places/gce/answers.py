@@ -21,7 +21,7 @@ class GoogleFault(CloudFault):
         """Is it a matter of waiting? By the documentation it is 403, by reports 429: both count."""
         return self.has(*RATE_CODES) or (self.status == 429 and not self.has(*QUOTA_CODES))
 
-    def refusal(self, what: str, *, have_some: bool = False) -> PlaceError:
+    def refusal(self, what: str, *, have_some: bool = False, made: bool = False) -> PlaceError:
         if self.is_rate_limit or self.status in (0, 408):
             return self.refused(what, self.told, "place", transient=True)
         if self.has(*QUOTA_CODES):
@@ -30,6 +30,8 @@ class GoogleFault(CloudFault):
             return self.refused(what, why, quota_scope(metric), transient=have_some)
         if found := meaning_of(self, MEANINGS):
             meaning, problem = found
+            if made and meaning.made_remedy:
+                return self.refused(what, f"{self.told}; {meaning.made_remedy}", meaning.scope)
             words = f"{meaning.told} ({problem.code})" if meaning.told else self.told
             remedy = f"; {meaning.remedy}" if meaning.remedy else ""
             return self.refused(what, f"{words}{remedy}", meaning.scope, transient=meaning.transient)
@@ -123,6 +125,7 @@ MEANINGS = (
         "offer",
         "other zones, regions and machine types are tried",
         told="the zone has no room for it",
+        made_remedy="start it again later",
     ),
     means(
         "UNSUPPORTED_OPERATION", "offer", "it was taken back while it was being made; other zones are tried",

@@ -16,7 +16,7 @@ from evalfleet.places.vm.ssh_access import RunningVm, SshKeys
 from .answers import GoogleFault
 from .client import ComputeClient, path_of, request_id
 from .inventory import COMING, Instance, ProjectInventory, ProjectSnapshot, vm_of
-from .names import HOME, label, machine_in, timestamp
+from .names import HOME, KIND, label, machine_in, timestamp
 from .template import AGREES_S, LATE_S, InstanceBuild, instance, login_line, scheduling
 
 DELETE_S = 300.0
@@ -147,10 +147,14 @@ class InstanceControl:
         # one that ends sooner would be given tasks that outlive it
         if vm.ends_at is None or abs(vm.ends_at - ends_at) > AGREES_S:
             planned = "never" if vm.ends_at is None else f"at {timestamp(vm.ends_at)}"
-            await self._client.change("DELETE", vm.path)
+            stops = vm.labels.get(KIND) == "pool"  # its disk may hold work
+            if stops:
+                await self._client.change("POST", f"{vm.path}/stop")
+            else:
+                await self._client.change("DELETE", vm.path)
             raise PlaceError(
                 f"{vm.name}: Google would end it {planned}, and not at {timestamp(ends_at)} as it was told; "
-                "it is deleted again",
+                f"it is {'stopped' if stops else 'deleted'} again",
                 transient=False,
                 scope="place",
             )

@@ -139,7 +139,8 @@ class GcePlace(VmPlace[Instance, ProjectSnapshot], Preflight):
         except GoogleFault as fault:
             region = region_of(offer.region)
             have_some = any(region_of(vm.zone) == region for vm in snapshot.vms.values())
-            raise fault.refusal(f"{offer.size} in {offer.region}", have_some=have_some) from fault
+            what = f"{offer.size} in {offer.region}"
+            raise fault.refusal(what, have_some=have_some, made=vm is not None) from fault
 
     def _build(self, machine: MachineId, offer: Offer, until: float) -> InstanceBuild:
         s, project = self._settings, self._account.project

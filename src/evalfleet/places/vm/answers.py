@@ -64,10 +64,11 @@ class CloudFault(Exception):
         return f"{first.message.rstrip('.')} ({first.code})" if first.message else first.code
 
     @abstractmethod
-    def refusal(self, what: str, *, have_some: bool = False) -> PlaceError:
+    def refusal(self, what: str, *, have_some: bool = False, made: bool = False) -> PlaceError:
         """What it means to us.
 
-        `have_some`: are there machines of ours in that region, whose end would give quota back?
+        `have_some`: are there machines of ours in that region, whose end would give quota back? `made`: is it
+        about a machine that exists, which cannot go elsewhere?
         """
 
     def refused(self, what: str, why: str, scope: Scope, *, transient: bool = False) -> PlaceError:
@@ -87,12 +88,12 @@ def seconds_in(retry_after: str | None) -> float | None:
 
 
 @contextmanager
-def as_refusal(what: str) -> Generator[None]:
+def as_refusal(what: str, *, made: bool = False) -> Generator[None]:
     """Raise PlaceError, with what it means, where a cloud's answer raises CloudFault."""
     try:
         yield
     except CloudFault as fault:
-        raise fault.refusal(what) from fault
+        raise fault.refusal(what, made=made) from fault
 
 
 class Meaning(Struct, frozen=True):
@@ -110,6 +111,8 @@ class Meaning(Struct, frozen=True):
     """Does the end of a machine of ours there help?"""
     told: str = ""
     """In place of the cloud's words, where those mislead or are long."""
+    made_remedy: str = ""
+    """For a machine that exists, which cannot go elsewhere. It comes with the cloud's own words."""
 
 
 def means(codes: str, scope: Scope, remedy: str = "", **more: Any) -> Meaning:
