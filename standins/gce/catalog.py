@@ -12,9 +12,11 @@ REGIONS = {
     "europe-west4": "abc",
 }
 ZONES = tuple(f"{region}-{letter}" for region, letters in REGIONS.items() for letter in letters)
-FAMILIES = {"e2": 4.0, "n1": 3.75, "n2": 4.0, "n2d": 4.0, "c3": 4.0, "t2d": 4.0}
+FAMILIES = {"e2": 4.0, "n1": 3.75, "n2": 4.0, "n2d": 4.0, "c3": 4.0, "t2d": 4.0, "c4": 3.75, "n4": 4.0}
 """GB a vCPU of the `standard` kind."""
-INTEL = ("n1", "n2", "c3")
+INTEL = ("n1", "n2", "c3", "c4", "n4")
+HYPERDISK = "hyperdisk-balanced"
+HYPERDISK_ONLY, NO_HYPERDISK = ("c4", "n4"), ("e2", "n1", "n2", "n2d", "t2d")
 OWN_QUOTA = {"n2": "N2_CPUS", "n2d": "N2D_CPUS", "c3": "C3_CPUS", "t2d": "T2D_CPUS"}
 
 
@@ -55,6 +57,7 @@ DISK_TYPES = {
     "pd-ssd": "SSD_TOTAL_GB",
     "pd-balanced": "SSD_TOTAL_GB",
     "pd-standard": "DISKS_TOTAL_GB",
+    HYPERDISK: "HDB_TOTAL_GB",
 }
 LIMITS = {
     "CPUS": 2400,
@@ -66,6 +69,9 @@ LIMITS = {
     "IN_USE_ADDRESSES": 575,
     "SSD_TOTAL_GB": 81920,
     "DISKS_TOTAL_GB": 81920,
+    "HDB_TOTAL_GB": 81920,
+    "HDB_TOTAL_IOPS": 1_000_000,
+    "HDB_TOTAL_THROUGHPUT": 40_000,
     "INSTANCES": 6000,
 }
 

@@ -15,7 +15,7 @@ from standins.cloud.machines import Machines
 from standins.cloud.meters import Meters
 from standins.cloud.words import Json
 
-from .catalog import LIMITS, TYPES, Catalog
+from .catalog import DISK_TYPES, LIMITS, TYPES, Catalog
 from .faults import Faults
 from .words import PREFIX, PROJECT, ApiError, OperationError
 
@@ -251,7 +251,7 @@ class Cloud(Background):
             used["IN_USE_ADDRESSES"] += each.is_public
         for disk in self.disks.values():
             if not region or disk.zone.rpartition("-")[0] == region:
-                used["DISKS_TOTAL_GB" if disk.type == "pd-standard" else "SSD_TOTAL_GB"] += disk.gb
+                used[DISK_TYPES[disk.type]] += disk.gb
         used["CPUS_ALL_REGIONS"] = sum(
             TYPES[each.type].cpus for each in self.instances.values() if each.status != "TERMINATED"
         )

@@ -16,7 +16,7 @@ from standins.cloud.machines import Guest, MachineTrouble
 from standins.cloud.words import Json
 
 from . import firewalls
-from .catalog import DISK_TYPES, TYPES, ZONES, MachineType
+from .catalog import DISK_TYPES, HYPERDISK, HYPERDISK_ONLY, NO_HYPERDISK, TYPES, ZONES, MachineType
 from .cloud import Cloud, Disk, Instance, link
 from .words import PROJECT, ApiError, OperationError, invalid, not_found
 
@@ -112,7 +112,7 @@ class Instances:
             )
         self.check_metadata(body.get("metadata") or {})
         self._check_interfaces(zone, body)
-        self._check_disks(zone, body)
+        self._check_disks(type, body)
         if f"projects/{PROJECT}/zones/{zone}/instances/{name}" in self._cloud.instances:
             path = f"projects/{PROJECT}/zones/{zone}/instances/{name}"
             raise ApiError(409, "alreadyExists", f"The resource '{path}' already exists")
@@ -138,7 +138,7 @@ class Instances:
             if not network.get("autoCreateSubnetworks") and not each.get("subnetwork"):
                 raise invalid("resource.networkInterfaces[0]", name, "Subnetwork should be specified.")
 
-    def _check_disks(self, zone: str, body: Json) -> None:
+    def _check_disks(self, machine: MachineType, body: Json) -> None:
         disks = body.get("disks") or []
         if len(disks) != 1 or not disks[0].get("boot"):
             raise ApiError(400, "required", "A boot disk must be specified.")
@@ -154,6 +154,9 @@ class Instances:
             raise invalid(
                 "resource.disks[0].initializeParams.diskType", type, "The referenced disk type is unknown."
             )
+        if machine.family in (NO_HYPERDISK if type == HYPERDISK else HYPERDISK_ONLY):
+            why = f"[{type}, {machine.name}] features are not compatible for creating instance."
+            raise ApiError(400, "badRequest", why)
 
     def image(self, text: str) -> Json:
         """An image by its link, or by that of its family."""

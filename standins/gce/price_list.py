@@ -18,7 +18,7 @@ NAMES = {"e2": "E2 Instance", "n1": "N1 Predefined Instance", "n2": "N2 Instance
 CPU_USD = {"e2": 0.022, "n1": 0.032, "n2": 0.031, "n2d": 0.027}
 GB_USD = {"e2": 0.003, "n1": 0.0042, "n2": 0.0042, "n2d": 0.0036}
 SPOT_SHARE = 0.4
-DISK_USD = {"SSD backed": 0.17, "Balanced": 0.11, "Storage": 0.04}
+DISK_USD = {"SSD backed PD": 0.17, "Balanced PD": 0.11, "Storage PD": 0.04, "Hyperdisk Balanced": 0.09}
 ADDRESS_USD, SPOT_ADDRESS_USD = 0.005, 0.0025
 
 
@@ -54,8 +54,8 @@ def _skus() -> Iterator[Json]:
                     other_words = words.replace(" Instance", f" {other} Instance")
                     yield _sku(other_words, region, usd * 3, unit)
         for kind, usd in DISK_USD.items():
-            yield _sku(f"{kind} PD Capacity in {where}", region, usd * _dearer(region), "GiBy.mo")
-            yield _sku(f"Regional {kind} PD Capacity in {where}", region, 2 * usd, "GiBy.mo")
+            yield _sku(f"{kind} Capacity in {where}", region, usd * _dearer(region), "GiBy.mo")
+            yield _sku(f"Regional {kind} Capacity in {where}", region, 2 * usd, "GiBy.mo")
     yield _sku("External IP Charge on a Standard VM", "global", ADDRESS_USD, "h", free=744)
     yield _sku("External IP Charge on a Spot Preemptible VM", "global", SPOT_ADDRESS_USD, "h", "Preemptible")
 

@@ -15,7 +15,9 @@ import pytest
 
 from evalfleet.errors import PlaceError
 from evalfleet.model import Needs, Offer
+from evalfleet.places.gce.machine_types import type_of
 from evalfleet.places.gce.price_list import parts_of, prices_of
+from evalfleet.places.gce.prices import GcePriceBook
 from evalfleet.ports import Image
 from evalfleet.testing.harness import raised
 from standins.gce import StandIn
@@ -94,6 +96,22 @@ class PricesDesk(Desk):
         return self.done("prices", "gce", "--update", "--from", self.source, code=code).said
 
 
+def test_where_no_price_is_built_in_it_is_an_upper_bound() -> None:
+    """The dearest prices outside the built-in regions, of August 2026."""
+    dear = [
+        ("e2-standard-4", "me-central2", False, 0.21444),
+        ("e2-standard-4", "me-central2", True, 0.12863),
+        ("n2d-standard-16", "europe-west3", True, 0.5225),
+        ("n1-standard-4", "southamerica-east1", False, 0.3016),
+    ]
+    for name, region, spot, usd in dear:
+        type = type_of(name)
+        assert type is not None
+        quote = GcePriceBook(None).machine(type, region, spot=spot)
+        assert quote is not None
+        assert usd <= quote.usd <= 1.5 * usd, (name, region)
+
+
 def test_prices_are_fetched_with_the_login_kept_and_used_with_their_date(
     google: StandIn, tmp_path: Path
 ) -> None:
@@ -119,9 +137,9 @@ def test_prices_are_fetched_with_the_login_kept_and_used_with_their_date(
         assert found["address", region]["usd_per_hour"] == ADDRESS_USD, "not what is free in a month"
         assert found["address", region]["spot_usd_per_hour"] == SPOT_ADDRESS_USD
     month = found["disk pd-balanced GB", CENTRAL]["usd_per_hour"] * 730
-    assert month == pytest.approx(DISK_USD["Balanced"], abs=1e-4), "not that which is kept twice"
+    assert month == pytest.approx(DISK_USD["Balanced PD"], abs=1e-4), "not that which is kept twice"
     (only,) = offers(google, desk.home, types=("e2-standard-8",))
-    whole = machine_usd("e2", 8, 32, CENTRAL) + DISK_USD["Balanced"] * 128 / 730 + ADDRESS_USD
+    whole = machine_usd("e2", 8, 32, CENTRAL) + DISK_USD["Balanced PD"] * 128 / 730 + ADDRESS_USD
     assert only.usd_per_hour == pytest.approx(whole, abs=1e-4)
     assert only.priced == kept["as_of"]
 

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from evalfleet.errors import PlaceError, RequestError
-from evalfleet.model import MachineId, Needs
+from evalfleet.model import MachineId, Needs, Offer
 from evalfleet.places.gce import GcePlace, GceSettings
 from evalfleet.places.gce.answers import GoogleFault
 from evalfleet.places.gce.machine_types import type_of
@@ -32,6 +32,7 @@ from tests.cloud.gce_places import FAST, HOME, ZONE, examine, machine_id, offer,
 from tests.waiting import until_seen
 
 ONE = machine_id()
+N4 = {"n4-standard-4": 0.2}
 INSERT = r"zones/[^/]+/instances$"
 
 
@@ -70,10 +71,15 @@ def refused(google: StandIn, home: Path, zone: str = ZONE, **more: Any) -> Place
 
 
 async def asked_for(
-    google: StandIn, made: GcePlace, machine: MachineId = ONE, zone: str = ZONE, life_s: float = 7200.0
+    google: StandIn,
+    made: GcePlace,
+    machine: MachineId = ONE,
+    zone: str = ZONE,
+    life_s: float = 7200.0,
+    what: Offer | None = None,
 ) -> None:
     """Have it made, as far as records go: until it runs."""
-    creating = asyncio.create_task(made.create(machine, offer(zone), life_s))
+    creating = asyncio.create_task(made.create(machine, what or offer(zone), life_s))
     await until_seen(
         lambda: creating.done() or any(each.status == "RUNNING" for each in google.instances()), "it runs"
     )
@@ -107,6 +113,19 @@ def test_a_machine_is_asked_for_with_everything_in_one_call(google: StandIn, tmp
     assert metadata["enable-oslogin"] == "FALSE"
     assert metadata["ssh-keys"].startswith("evalfleet:ssh-ed25519 ")
     assert "PRIVATE" not in str(body)
+
+
+def test_a_newer_machine_series_gets_the_only_disk_that_it_takes(google: StandIn, tmp_path: Path) -> None:
+    async def work(made: GcePlace) -> None:
+        (n4,) = await made.offers(Needs())
+        assert n4.idle_usd_per_hour == pytest.approx(0.08 * 128 / 730, abs=1e-5)
+        await asked_for(google, made, what=n4)
+
+    use(google, tmp_path, work, types=("n4-standard-4",), prices=N4)
+    (instance,) = google.instances()
+    made = instance.body["disks"][0]["initializeParams"]
+    assert made["diskType"].endswith("/hyperdisk-balanced")
+    assert (made["provisionedIops"], made["provisionedThroughput"]) == ("3000", "140"), "no more is free"
 
 
 def test_every_call_is_checked_against_googles_description(google: StandIn, tmp_path: Path) -> None:
@@ -515,6 +534,9 @@ def test_doctor_tells_what_is_scarce_and_how_to_mend_it(google: StandIn, tmp_pat
         ({"INSTANCES": 4}, {}, "4 of 5 machines"),
         ({"SSD_TOTAL_GB": 300}, {}, "2 of 5 machines"),
         ({"DISKS_TOTAL_GB": 128}, {"disk": "pd-standard"}, "1 of 5 machines"),
+        ({"HDB_TOTAL_GB": 300}, {"types": ("n4-standard-4",), "prices": N4}, "2 of 5 machines"),
+        ({"HDB_TOTAL_IOPS": 9_000}, {"types": ("n4-standard-4",), "prices": N4}, "3 of 5 machines"),
+        ({"HDB_TOTAL_GB": 0}, {"types": ("e2-standard-4", "n4-standard-4"), "prices": N4}, ""),
     ],
 )
 def test_every_quota_that_machines_count_in_is_compared_beforehand(

@@ -142,6 +142,8 @@ def quota_scope(metric: str) -> Scope:
     """What a quota that is used up is about. Families with a quota of their own leave the others alone."""
     if metric.endswith("_ALL_REGIONS"):
         return "place"
+    if metric.startswith("HDB_"):
+        return "offer"  # of disks that other machine types do not have
     return "family" if metric.endswith("_CPUS") else "region"
 
 

@@ -42,6 +42,9 @@ OWN_QUOTA: Mapping[str, str] = {
 }
 """Families with a quota of their own; the others count as CPUS."""
 SPOT_QUOTA = "PREEMPTIBLE_CPUS"
+HYPERDISK = "hyperdisk-balanced"
+HYPERDISK_SINCE = 4
+"""From this generation on (C4, N4, ...), machine series take no Persistent Disk."""
 ODD_ZONES: Mapping[str, str] = {"us-central1": "abcf", "us-east1": "bcd", "europe-west1": "bcd"}
 """The letters of regions whose zones are not a, b and c."""
 KNOWN_REGIONS = (
@@ -73,6 +76,11 @@ class MachineType(Struct, frozen=True):
     def nested(self) -> bool:
         """Can it run virtual machines?"""
         return self.family in NESTING
+
+    def disk(self, wanted: str) -> str:
+        """Return the kind of system disk that it gets where the settings name this one."""
+        generation = re.search(r"\d+", self.family)
+        return HYPERDISK if generation and int(generation[0]) >= HYPERDISK_SINCE else wanted
 
     @property
     def quota(self) -> str:
@@ -113,6 +121,12 @@ def region_of(zone: str) -> str:
 
 def zones_of(region: str) -> list[str]:
     return [f"{region}-{letter}" for letter in ODD_ZONES.get(region, "abc")]
+
+
+def disk_of(name: str, wanted: str) -> str:
+    """The kind of system disk of a machine type of this name."""
+    known = type_of(name)
+    return wanted if known is None else known.disk(wanted)
 
 
 def vcpus(name: str) -> int:

@@ -23,7 +23,7 @@ from .client import ComputeClient, ComputeEndpoint
 from .firewall import Firewall
 from .inventory import Instance, ProjectInventory, ProjectSnapshot
 from .lifecycle import InstanceControl
-from .machine_types import region_of, vcpus
+from .machine_types import disk_of, region_of, vcpus
 from .names import labels_of, name_of
 from .price_list import GcePrices
 from .settings import GceSettings, GoogleAccount, account_of
@@ -155,7 +155,7 @@ class GcePlace(VmPlace[Instance, ProjectSnapshot], Preflight):
             nested=self._nested,
             stops=self._use == "pool",
             image=s.image,
-            disk=s.disk,
+            disk=disk_of(offer.size, s.disk),
             disk_gb=s.disk_gb,
             user=s.user,
             public_key=self._keys.login().public,

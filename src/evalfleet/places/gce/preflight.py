@@ -25,14 +25,14 @@ from evalfleet.ports import Check, Made
 from .answers import QUOTA_PAGE, GoogleFault
 from .client import ComputeClient
 from .firewall import Firewall
-from .machine_types import SPOT_QUOTA, MachineType, fits, region_of, type_of
+from .machine_types import HYPERDISK, SPOT_QUOTA, MachineType, disk_of, fits, region_of, type_of
 from .names import name_of
 from .prices import wants_nesting
 from .settings import GceSettings, GoogleAccount
+from .template import HYPERDISK_IOPS, HYPERDISK_MB_S
 
 WHOSE = "Google's"
 HANDSHAKES, HANDSHAKE_S = 3, 3.0
-DISK_QUOTA = {"pd-ssd": "SSD_TOTAL_GB", "pd-balanced": "SSD_TOTAL_GB", "pd-standard": "DISKS_TOTAL_GB"}
 ALL_REGIONS = "CPUS_ALL_REGIONS"
 
 
@@ -44,7 +44,7 @@ def outline(
     yield Made("firewall rule", firewall.names[0], settings.network, "nobody may connect to our machines")
     yield Made("firewall rule", firewall.names[1], settings.network, f"but port {settings.port} from {who}")
     for machine, offer in machines:
-        disk = f"{settings.disk_gb} GB {settings.disk}"
+        disk = f"{settings.disk_gb} GB {disk_of(offer.size, settings.disk)}"
         words = machine_words(offer, disk, public_ip=settings.public_ip)
         yield Made("machine", name_of(machine, settings.name), offer.region, words)
 
@@ -206,16 +206,18 @@ class GceChecks:
             types = [type for each in offers if (type := type_of(each.size)) and each.area == region]
             found = [self._cpus(type, region, free) for type in {type.name: type for type in types}.values()]
             room["vCPUs"] = max((many for _, many in found), default=0)
-            limits = {"INSTANCES": 1, DISK_QUOTA[self._settings.disk]: self._settings.disk_gb}
-            if self._settings.public_ip:
-                limits["IN_USE_ADDRESSES"] = 1
             checks = [check for check, _ in found]
-            for metric, each in limits.items():
-                many = max(0, free.get(metric, UNLIMITED)) // each
-                room[metric] = many
+            kinds = {type.disk(self._settings.disk) for type in types} or {self._settings.disk}
+            disks = [_tightest(disk_quotas(kind, self._settings.disk_gb), free) for kind in sorted(kinds)]
+            limits = [_tightest({"INSTANCES": 1}, free), max(disks, key=lambda disk: disk[1])]
+            if self._settings.public_ip:
+                limits.append(_tightest({"IN_USE_ADDRESSES": 1}, free))
+            room.update(limits)
+            for metric, many in dict.fromkeys((*limits, *disks)):
                 if many == 0:
-                    remedy = self._more_quota(metric, region)
-                    checks.append(Check(f"{metric} in {region}", "bad", "none is left", remedy))
+                    remedy, told = self._more_quota(metric, region), "none is left"
+                    verdict: Literal["warn", "bad"] = "bad" if (metric, many) in limits else "warn"
+                    checks.append(Check(f"{metric} in {region}", verdict, told, remedy))
             return checks
 
         return check
@@ -269,6 +271,19 @@ def free_of(shown: Json) -> dict[str, int]:
         for each in rows(shown.get("quotas"))
         if each.get("metric") != SPOT_QUOTA or each.get("limit")
     }
+
+
+def disk_quotas(kind: str, gb: int) -> Mapping[str, int]:
+    """The quotas of a region that such a disk counts in, and how much of each it needs."""
+    if kind == HYPERDISK:
+        return {"HDB_TOTAL_GB": gb, "HDB_TOTAL_IOPS": HYPERDISK_IOPS, "HDB_TOTAL_THROUGHPUT": HYPERDISK_MB_S}
+    return {"DISKS_TOTAL_GB" if kind == "pd-standard" else "SSD_TOTAL_GB": gb}
+
+
+def _tightest(needed: Mapping[str, int], free: Mapping[str, int]) -> tuple[str, int]:
+    """Of quotas that are all needed, the one that lasts for the fewest machines, and for how many."""
+    lasts = {metric: max(0, free.get(metric, UNLIMITED)) // each for metric, each in needed.items()}
+    return min(lasts.items(), key=lambda metric: metric[1])
 
 
 def quotas_of(type: MachineType, free: dict[str, int], *, spot: bool) -> tuple[str, ...]:

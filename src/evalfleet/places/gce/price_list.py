@@ -17,7 +17,7 @@ from evalfleet.ports import Price, PriceTable
 
 from .answers import GoogleFault
 from .client import ComputeClient, ComputeEndpoint
-from .machine_types import type_of
+from .machine_types import HYPERDISK, type_of
 from .prices import ADDRESS, DISK_USD_A_GB_MONTH, FILE, HOURS_A_MONTH, built_in, disk
 from .settings import REGIONS, TYPES
 
@@ -28,8 +28,13 @@ MACHINE = re.compile(
     r"(?: AMD| Arm| Predefined)*(?: Instance)? (?P<part>Core|Ram) running in .+"
 )
 """The rest (commitments, sole tenancy, custom types, reservations) has other words before or between."""
-DISK = re.compile(r"(?P<kind>SSD backed|Balanced|Storage) PD Capacity(?: in .+)?")
-DISKS = {"SSD backed": "pd-ssd", "Balanced": "pd-balanced", "Storage": "pd-standard"}
+DISK = re.compile(r"(?P<kind>(?:SSD backed|Balanced|Storage) PD|Hyperdisk Balanced) Capacity(?: in .+)?")
+DISKS = {
+    "SSD backed PD": "pd-ssd",
+    "Balanced PD": "pd-balanced",
+    "Storage PD": "pd-standard",
+    "Hyperdisk Balanced": HYPERDISK,
+}
 ADDRESSES = re.compile(r"External IP Charge on a (?:Standard|Spot Preemptible) VM")
 SPOT = "Preemptible"
 Parts = dict[tuple[str, str, str, bool], float]

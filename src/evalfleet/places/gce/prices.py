@@ -18,7 +18,7 @@ from evalfleet.model import Needs, Offer
 from evalfleet.places.vm.price_book import PriceBook, Quote, load_prices, machine_prices, price_rows
 from evalfleet.ports import Price, PriceTable
 
-from .machine_types import KNOWN_REGIONS, SPOT_QUOTA, MachineType, fits, region_of, type_of
+from .machine_types import HYPERDISK, KNOWN_REGIONS, SPOT_QUOTA, MachineType, fits, region_of, type_of
 from .settings import GceSettings
 from .template import LEAST_LIFE_S, LONGEST_LIFE_S
 
@@ -27,8 +27,10 @@ LEAST_BILLED_S = 60.0
 FILE = Path(".gce") / "prices.json"
 """In the home: the list that was fetched last."""
 HOURS_A_MONTH = 730.0
-ELSEWHERE = 1.5
-"""Where no price is known: more than in any region that we looked at."""
+ELSEWHERE = 1.75
+"""Where no price is known, in prices of us-central1. The dearest region, me-central2, has 1.6 (2026-08)."""
+SPOT_SHARE = 0.61
+"""Where no spot price is known, of the regular one. In no region Google asks for more than 0.6 (2026-08)."""
 ADDRESS, ADDRESS_USD, SPOT_ADDRESS_USD = "address", 0.005, 0.0025
 BUILT_IN, AS_OF = "built in", "2026-08"
 OWN = "your settings"
@@ -52,7 +54,12 @@ n2-highmem-4    0.15038 0.15038 0.07077 0.15038 0.09758 0.05993 0.08993 0.15995
 n2d-standard-4  0.05922 0.05922 0.11422 0.05922 0.11876 0.09339 0.07487 0.04277
 c3-standard-4   0.06279 0.06279 0.05422 0.06279 0.04833 0.0803 0.10841 0.12842
 """
-DISK_USD_A_GB_MONTH: Mapping[str, float] = {"pd-ssd": 0.17, "pd-balanced": 0.1, "pd-standard": 0.04}
+DISK_USD_A_GB_MONTH: Mapping[str, float] = {
+    "pd-ssd": 0.17,
+    "pd-balanced": 0.1,
+    "pd-standard": 0.04,
+    HYPERDISK: 0.08,
+}
 IMAGE_USD_A_GB_MONTH = 0.05
 SNAPSHOT_USD_A_GB_MONTH = 0.05
 MENDS = ("reset", "restart")
@@ -80,11 +87,11 @@ class GcePriceBook(PriceBook):
             return quote
         base = type.name.rpartition("-")[0] + "-4"
         there = self.quote(base, region, spot=spot)
-        known = there or self.quote(base, "us-central1", spot=spot)
+        known = there or self.quote(base, "us-central1")
         if known is None or not type.name.endswith(f"-{type.cpus}"):
             return None
-        usd = known.usd * type.cpus / 4 * (1.0 if there else ELSEWHERE)
-        return Quote(math.ceil(usd * 100_000) / 100_000, known.as_of)
+        share = 1.0 if there else ELSEWHERE * (SPOT_SHARE if spot else 1.0)  # spot prices follow no region's
+        return Quote(math.ceil(known.usd * type.cpus / 4 * share * 100_000) / 100_000, known.as_of)
 
     def extra(self, what: str, region: str) -> Quote:
         """An hour of a GB of a disk, or of an address."""
@@ -178,7 +185,7 @@ def _offer(
 ) -> Offer:
     """Google ends a machine at its limit, with its disk; a pool's machine is stopped, and its disk stays."""
     region = region_of(zone)
-    gigabyte = book.extra(disk(s.disk), region)
+    gigabyte = book.extra(disk(type.disk(s.disk)), region)
     idle = gigabyte.usd * s.disk_gb
     address = _address_usd(book, region, spot=spot) if s.public_ip else 0.0
     return Offer(

@@ -27,7 +27,7 @@ from .client import KEY_FILE, credentials_file, gcloud_folder
 from .machine_types import KNOWN_REGIONS, REGION, ZONE, region_of, strange, type_of, zones_of
 from .names import LABEL, LABEL_KEY, label
 
-IMAGE = "projects/ubuntu-os-cloud/global/images/family/ubuntu-2204-lts"
+IMAGE = "projects/ubuntu-os-cloud/global/images/family/ubuntu-2404-lts-amd64"
 TYPES = ("e2-standard-4", "n2-standard-4", "n1-standard-4", "n2d-standard-4", "n2-standard-8")
 REGIONS = ("us-central1", "us-east1", "us-west1")
 CREDENTIAL_KINDS = frozenset(
@@ -83,7 +83,7 @@ class GceSettings(VmSettings, frozen=True, forbid_unknown_fields=True):
     disk_gb: Annotated[int, Meta(ge=10, le=65536, description="the system disk")] = 128
     disk: Annotated[
         Literal["pd-ssd", "pd-balanced", "pd-standard"],
-        Meta(description="what the system disk is: fast, slower or slow"),
+        Meta(description="the system disk: fast, slower or slow; C4, N4 and newer get hyperdisk-balanced"),
     ] = "pd-balanced"
     nested: Annotated[
         bool | None,

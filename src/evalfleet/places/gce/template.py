@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from evalfleet.places.vm.answers import Json
 
+from .machine_types import HYPERDISK
 from .names import DESCRIPTION, timestamp
 
 LATE_S = 30.0
@@ -24,6 +25,8 @@ LONGEST_LIFE_S = 119 * 86_400.0
 """Google allows 120 days."""
 AGREES_S = 90.0
 """So far the end that Google plans may be from the one that it was told."""
+HYPERDISK_IOPS, HYPERDISK_MB_S = 3000, 140
+"""As much as the price of the capacity includes; by default Google provisions more, and bills it."""
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 ALLOW_PRIORITY, DENY_PRIORITY = 900, 1000
 """Below 65534, at which the default network lets everybody in; the lower number goes first."""
@@ -79,13 +82,15 @@ def instance(build: InstanceBuild) -> Json:
 
 
 def _disk(build: InstanceBuild) -> Json:
-    made = {
+    made: Json = {
         "sourceImage": build.image,
         "diskSizeGb": str(build.disk_gb),
         "diskType": f"zones/{build.zone}/diskTypes/{build.disk}",
         "labels": dict(build.labels),
         "description": f"{DESCRIPTION}{build.machine}",
     }
+    if build.disk == HYPERDISK:
+        made["provisionedIops"], made["provisionedThroughput"] = str(HYPERDISK_IOPS), str(HYPERDISK_MB_S)
     return {"boot": True, "autoDelete": True, "initializeParams": made}
 
 
