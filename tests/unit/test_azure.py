@@ -212,6 +212,36 @@ def test_sizes(name: str, cpus: int, memory: float | None, local: bool) -> None:
     assert (size.cpus, size.memory_gb, size.series.local_disk) == (cpus, memory, local)
 
 
+def test_nested_virtualisation_is_what_azures_pages_say() -> None:
+    can = [
+        "D4as_v5",
+        "D4ads_v6",
+        "E8s_v3",
+        "E8as_v7",
+        "FX4mds",
+        "FX12mds_v2",
+        "F8s_v2",
+        "L8s_v3",
+        "M64ms",
+        "M16bs_v4",
+    ]
+    cannot = [
+        "D4as_v4",
+        "D4a_v4",
+        "E4as_v4",
+        "E4a_v4",
+        "D4ps_v6",
+        "DC4as_v5",
+        "L8s_v2",
+        "M12s_v3",
+        "M48bds_v3",
+        "M208s_v2",
+        "B4ms",
+    ]
+    sizes = {name: size_of(f"Standard_{name}") for name in (*can, *cannot)}
+    assert [name for name, size in sizes.items() if size is not None and size.series.nested] == can
+
+
 def test_any_size_is_offered_whose_price_is_given_or_fetched(tmp_path: Path) -> None:
     sizes = ("Standard_D8ds_v6", "Standard_NC4as_T4_v3", "Standard_D4ps_v5")
     given = {"Standard_D8ds_v6": 0.5, "Standard_NC4as_T4_v3": 0.526, "Standard_D4ps_v5@eastus": 0.15}

@@ -24,7 +24,7 @@ from evalfleet.ports import PlaceContext
 from .sizes import size_of
 
 GROUP = "evalfleet"
-IMAGE = "Canonical:0001-com-ubuntu-server-jammy:22_04-lts-gen2:latest"
+IMAGE = "Canonical:ubuntu-24_04-lts:server:latest"
 SIZES = ("Standard_D4ds_v5", "Standard_D4s_v5", "Standard_D4ds_v4", "Standard_D4s_v3", "Standard_D8ds_v5")
 REGIONS = ("eastus", "westus2", "centralus", "eastus2")
 _SUBNET = re.compile(

@@ -54,8 +54,6 @@ SERIES: Mapping[str, Series] = {series.name: series for series in _SERIES}
 
 MEMORY_GB_A_CPU = {"D": 4.0, "E": 8.0, "F": 2.0, "L": 8.0}
 """By the letter of a series; `l` in the rest of its name is half of it."""
-NESTING = ("D", "E", "F", "L", "M")
-"""Letters of the series whose machines can run virtual machines, from version 3 (F: 2) on."""
 
 
 class VmSize(Struct, frozen=True):
@@ -93,11 +91,28 @@ def _by_name(found: re.Match[str]) -> Series:
     memory = MEMORY_GB_A_CPU.get(letter)
     if memory is not None and "l" in kind:
         memory /= 2
-    number = int(version[1:] or 1)
-    # `p` is a processor by ARM, on which machines for PCs do not run
-    nested = letter in NESTING and "p" not in kind and number >= (2 if letter == "F" else 3)
+    nested = _nests(letter, kind, int(version[1:] or 1))
     name = f"{letter}{kind}{found['chip'] or ''}{f'_{version}' if version else ''}"
     return Series(name, name, memory, nested, local_disk="d" in kind, listed=False)
+
+
+def _nests(letter: str, kind: str, version: int) -> bool:
+    """Return True if machines of a series can run virtual machines, by Azure's page of it (2026-08)."""
+    if "p" in kind:
+        return False  # a processor by ARM, on which machines for PCs do not run
+    match letter:
+        case "D" | "E":
+            return version >= (5 if "a" in kind else 3)  # `a` is a processor by AMD
+        case "F":
+            return version >= 2
+        case "FX":
+            return True
+        case "L":
+            return version >= 3
+        case "M":
+            return version == 1 or version >= 4
+        case _:
+            return False
 
 
 def fits(size: VmSize, needs: Needs, disk_gb: int) -> bool:

@@ -13,7 +13,7 @@ from evalfleet.places.azure.settings import az_subscription, empty_variables
 from evalfleet.places.vm.settings import file_of, user_of
 from evalfleet.ports import PlaceContext
 
-IMAGE = "mcr.microsoft.com/azureml/openmpi4.1.0-ubuntu22.04:latest"
+IMAGE = "mcr.microsoft.com/azureml/openmpi5.0-ubuntu24.04:latest"
 SIZES = ("Standard_D4s_v5", "Standard_D4ds_v5", "Standard_D4s_v3")
 _WORKSPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{2,32}")
 _CLUSTER = re.compile(r"[A-Za-z][A-Za-z0-9-]{1,31}")
