@@ -203,6 +203,8 @@ async def opened(
     folder = folder_of(home, RUN)
     folder.mkdir(parents=True, exist_ok=True)
     mirror = Mirror(url, environ, store, RUN, folder, claims=claims)
+    if not claims and await mirror.sequence.newest() is None:
+        await mirror.reserve(dry=False)
     holder = Holder.here(WallClock().now())
     await mirror.catch_up(holder)
     local = store.acquire(RUN, holder, WallClock().now())

@@ -2,7 +2,8 @@
 
 moto lets everybody in. Here each request must be signed right (by botocore's own reckoning) by a key that
 exists, keys of a session may do what the session's policy says and nothing else, and end with it; and who may
-not list is not told whether an object exists. `python -m standins.s3` serves one bucket until Ctrl-C.
+not list is not told whether an object exists. With `conditional=False` it overwrites what it is asked to
+create, as s3rver and rclone's server do. `python -m standins.s3` serves one bucket until Ctrl-C.
 """
 
 from __future__ import annotations
@@ -53,9 +54,11 @@ class Refused(Exception):
 class S3:
     """The application, with moto behind it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, conditional: bool = True) -> None:
+        s3_backends.reset()
         s3_backends["123456789012"]["aws"].create_bucket(BUCKET, REGION)
         self._moto = DomainDispatcherApplication(create_backend_app)
+        self._conditional = conditional
         self.sessions: dict[str, Session] = {}
 
     def __call__(self, environ: dict[str, Any], respond: Respond) -> Iterable[bytes]:
@@ -69,6 +72,8 @@ class S3:
             status, code, words = err.args
             text = f"<Error><Code>{code}</Code><Message>{words}</Message></Error>"
             return self._answer(respond, f"{status} Refused", text)
+        if not self._conditional:
+            environ.pop("HTTP_IF_NONE_MATCH", None)
         answer: Iterable[bytes] = self._moto({**environ, "wsgi.input": io.BytesIO(body)}, respond)
         return answer
 
@@ -198,9 +203,9 @@ def environ_of(url: str) -> dict[str, str]:
 
 
 @contextmanager
-def serving() -> Iterator[str]:
+def serving(*, conditional: bool = True) -> Iterator[str]:
     """Serve one bucket meanwhile; the address."""
-    server = make_server("127.0.0.1", 0, S3(), threaded=False)
+    server = make_server("127.0.0.1", 0, S3(conditional=conditional), threaded=False)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:

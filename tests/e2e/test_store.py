@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +13,8 @@ from urllib.parse import unquote
 import pytest
 
 from evalfleet.events import AttemptCollected, AttemptEnded, AttemptStarted
+from evalfleet.mirror import open_objects
+from standins import s3
 from standins.gcs import CloudStorage
 from tests.desk import Process
 from tests.e2e.harness import Fleet, tasks
@@ -135,9 +139,9 @@ def test_what_was_not_put_before_a_kill_is_put_by_the_next_controller(fleet: Fle
 
 
 class SharedFolder:
-    """A folder that can be unmounted."""
+    """A folder that can be unmounted: then an empty one is in its place."""
 
-    url, away, environ = "bucket", "there is no folder", dict[str, str]()
+    url, away, environ = "bucket", "holds no r/", dict[str, str]()
 
     def __init__(self, folder: Path) -> None:
         self._here, self._elsewhere = folder / "bucket", folder / "unmounted"
@@ -148,8 +152,10 @@ class SharedFolder:
 
     def stop(self) -> None:
         self._here.rename(self._elsewhere)
+        self._here.mkdir()
 
     def start(self) -> None:
+        self._here.rmdir()  # nothing was written into it
         self._elsewhere.rename(self._here)
 
 
@@ -346,6 +352,25 @@ def test_a_bucket_that_is_absent_read_only_or_reserved_by_another_home_is_refuse
     assert not fleet.starts()
 
 
+def test_a_store_that_overwrites_what_it_is_asked_to_create_is_refused(
+    fleet: Fleet,
+) -> None:
+    fleet.bench(tasks(1))
+    with s3.serving(conditional=False) as address:
+        fleet.environ.update(s3.environ_of(address))
+        url = f"s3://{s3.BUCKET}/x"
+        told = f"{url} overwrites objects that it is asked to create"
+        fleet("run", "./b.toml", "--name", "r", "--store", url).refused(told)
+        assert not fleet.starts()
+        fleet.environ["EVALFLEET_STORE"] = url
+        doctor = fleet("doctor", "local")
+        assert (doctor.code, told in doctor.out) == (4, True), doctor
+    with s3.serving() as address:
+        fleet.environ["AWS_ENDPOINT_URL"] = address
+        assert "runs can have a copy there" in fleet.done("doctor", "local").out
+        assert asyncio.run(open_objects(url, s3.environ_of(address)).names("")) == []
+
+
 def test_a_run_that_is_over_is_whole_in_the_store_and_no_other_gets_its_name(
     fleet: Fleet, say: Callable[..., str], bucket: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -389,6 +414,28 @@ def test_a_damaged_store_is_named(
     assert "is damaged: object 3" in say("resume", "r", "--from", str(bucket), code=2)
     third.unlink()
     assert "object 4 of the journal" in say("resume", "r", "--from", str(bucket), code=2)
+
+
+def test_what_is_no_object_of_a_run_is_passed_over_or_named(
+    fleet: Fleet, say: Callable[..., str], bucket: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet.bench(tasks(1))
+    fleet.done("run", "./b.toml", "--name", "r", "--store", "bucket")
+    journal = bucket / "r" / "journal"
+    os.mkfifo(journal / "000000999.jsonl")
+    os.mkfifo(bucket / "r" / "artefacts" / "a_1" / "a_1.0" / "pipe")
+    (journal / "000000001.jsonl~").touch()
+    (bucket / os.fsdecode(b"\xff\n")).mkdir()
+    monkeypatch.setenv("EVALFLEET_HOME", str(fleet.folder / "second"))
+    assert "has no unrun tasks" in say("resume", "--from", str(bucket), code=2)
+    assert json.loads(say("show", "r", "--json"))["scored"] == 1
+    _, second, *_ = sorted(journal.glob("*.jsonl"))
+    os.truncate(second, 10 << 40)
+    monkeypatch.setenv("EVALFLEET_HOME", str(fleet.folder / "third"))
+    assert "which no object of a run does: remove it" in say("resume", "--from", str(bucket), code=2)
+    second.unlink()
+    os.mkfifo(second)
+    assert "object 3 of the journal" in say("resume", "--from", str(bucket), code=2)
 
 
 def _cut(archive: Path) -> None:

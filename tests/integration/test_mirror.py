@@ -23,10 +23,11 @@ from evalfleet.journal import Store
 from evalfleet.mirror import MirroredJournal, StoreAway, StoreRefused, open_objects
 from evalfleet.mirror import journal as mirroring
 from evalfleet.mirror.mirror import DROPPED
-from evalfleet.mirror.objects import ObjectExists
+from evalfleet.mirror.objects import FolderObjects, ObjectExists
 from evalfleet.mirror.sequence import SEGMENT
 from evalfleet.model import AttemptId
 from evalfleet.planning import workspace as planning
+from standins import s3 as s3_standin
 from standins.gcs import CloudStorage
 from tests.azurite import azurite
 from tests.waiting import until_seen
@@ -260,6 +261,27 @@ def test_a_run_goes_to_another_home_and_back_and_what_never_got_there_is_kept(
             await opened(second, folder.url, {})
 
     asyncio.run(use())
+
+
+def test_nothing_is_taken_over_in_a_store_that_overwrites_what_it_is_asked_to_create(
+    folder: Bucket, tmp_path: Path
+) -> None:
+    """A run that is there from before, or was copied there."""
+
+    async def use(environ: Mapping[str, str]) -> None:
+        planned(tmp_path / "first", folder.url)
+        await (await opened(tmp_path / "first", folder.url, {})).close()
+        objects, url = FolderObjects(tmp_path / "bucket"), f"s3://{s3_standin.BUCKET}/x"
+        copy = open_objects(url, environ)
+        for name in await objects.names(""):
+            await copy.replace(name, await objects.read(name) or b"")
+        before = {name: await copy.read(name) for name in await copy.names("")}
+        with pytest.raises(StoreRefused, match="overwrites objects that it is asked to create"):
+            await opened(tmp_path / "second", url, environ, claims=True)
+        assert {name: await copy.read(name) for name in await copy.names("")} == before
+
+    with s3_standin.serving(conditional=False) as address:
+        asyncio.run(use(s3_standin.environ_of(address)))
 
 
 @pytest.mark.parametrize("hours", [24, -24])

@@ -10,9 +10,11 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, cast
 
 from evalfleet.errors import FleetError, PlaceError, RequestError
+from evalfleet.mirror import open_objects, store_url, try_out
 from evalfleet.model import SECOND, Micros, Needs
 from evalfleet.names import hint
 from evalfleet.planning.plugins import known, place_kind
@@ -67,12 +69,25 @@ async def examine(
     workers: int = 1,
 ) -> dict[str, Sequence[Check]]:
     """Place -> what was found about so many machines. Of all places of evalfleet.toml if none is named.
+    The store that runs have by default is looked at, too.
 
     Raises RequestError.
     """
     wanted = names or tuple(workspace.config.places) or ("local",)
     looks = (_examined(workspace, name, needs, settings, workers) for name in wanted)
-    return dict(zip(wanted, await asyncio.gather(*looks), strict=True))
+    found = dict(zip(wanted, await asyncio.gather(*looks), strict=True))
+    environ = workspace.environment()
+    if store := environ.get("EVALFLEET_STORE") or workspace.config.defaults.get("store"):
+        found[store] = [await _examined_store(str(store), workspace.cwd, environ)]
+    return found
+
+
+async def _examined_store(given: str, cwd: Path, environ: Mapping[str, str]) -> Check:
+    try:
+        await try_out(open_objects(store_url(given, cwd), environ))
+    except FleetError as err:
+        return Check("store", "bad", str(err))
+    return Check("store", "good", "runs can have a copy there")
 
 
 async def _examined(

@@ -115,8 +115,9 @@ async def doctor(args: argparse.Namespace) -> int:
     """Check a place before money is spent, and say what to do about each finding. Nothing is created.
 
     Without a PLACE, all places of evalfleet.toml are checked. Each host of a place that lists hosts is
-    reached, all at once; on a cluster, a job of a few seconds looks around. Exit code 4 if machines cannot be
-    had somewhere, or a host is out of order.
+    reached, all at once; on a cluster, a job of a few seconds looks around. A default `store` gets one empty
+    object, which is removed. Exit code 4 if machines cannot be had somewhere, or a host or the store has a
+    fault.
     """
     import json
 

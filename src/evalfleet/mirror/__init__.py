@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from .journal import MirroredJournal
 from .mirror import Mirror
-from .objects import StoreAway, StoreRefused, open_objects, store_url
+from .objects import StoreAway, StoreRefused, open_objects, store_url, try_out
 from .sequence import JournalSequence, the_run
 from .uploads import collected_in, lacks_files
 
@@ -26,4 +26,5 @@ __all__ = [
     "open_objects",
     "store_url",
     "the_run",
+    "try_out",
 ]

@@ -134,6 +134,7 @@ class MirroredJournal:
         """Put what an attempt left into the store. While that is away this waits, as `append` does."""
         for pause_s in pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S, 2):
             try:
+                await self._mirror.check_there()
                 await self._mirror.files.send_artefacts(attempt)
                 return
             except (StoreAway, StoreRefused) as err:
@@ -205,8 +206,7 @@ class MirroredJournal:
         """Let go of the stream, with the newest results in the store. It never raises."""
         if self._failure is None and self._away_since is None and self._work:
             try:
-                await self._mirror.files.send_results()
-                await self._mirror.sequence.seal()
+                await self._send_results()
             except (StoreAway, StoreRefused, OSError) as err:
                 log.warning("the results are not in the store: %s", err)
         for task in self._work:
@@ -247,6 +247,7 @@ class MirroredJournal:
         rests = pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S, 2)
         while True:
             try:
+                await self._mirror.check_there()
                 newest = await self._mirror.sequence.newest()
                 break
             except (StoreAway, StoreRefused):
@@ -268,8 +269,12 @@ class MirroredJournal:
         while True:
             await asyncio.sleep(RESULTS_S)
             with contextlib.suppress(StoreAway, StoreRefused, OSError):
-                await self._mirror.files.send_results()
-                await self._mirror.sequence.seal()
+                await self._send_results()
+
+    async def _send_results(self) -> None:
+        await self._mirror.check_there()
+        await self._mirror.files.send_results()
+        await self._mirror.sequence.seal()
 
     # -- one object --------------------------------------------------------------------------------
 
@@ -301,6 +306,7 @@ class MirroredJournal:
         for pause_s in pauses(FIRST_PAUSE_S, LONGEST_PAUSE_S, 2):
             try:
                 async with self._watched():
+                    await self._mirror.check_there()
                     await self._send_what_was_collected(rows)
                     await self._create(written)
                 break

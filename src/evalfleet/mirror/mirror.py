@@ -17,7 +17,7 @@ from evalfleet.journal.checksums import Row
 from evalfleet.model import Micros
 from evalfleet.names import safe_name
 
-from .objects import ObjectExists, open_objects
+from .objects import ObjectExists, StoreAway, check_creates_once, open_objects
 from .sequence import UNKNOWN, Header, JournalObject, JournalSequence
 from .uploads import RunFiles
 
@@ -43,6 +43,15 @@ class Mirror:
         """The objects by which we have taken the run."""
         self.newest: Header | None = None
         """Of the object that was written last, as far as it is known."""
+        self._mark = f"{safe_name(run)}/run.json"
+        """The object that reserves the name."""
+
+    async def check_there(self) -> None:
+        """Raises StoreAway if what was written last is not in the store. A folder that was unmounted is an
+        empty one on another disk."""
+        last = self._mark if self.newest is None else self.sequence.name_of(self.newest.number)
+        if await self._objects.read(last, 1) is None:
+            raise StoreAway(f"{self._objects.url} holds no {last} any more: mount it, or put that back")
 
     # -- before there is a run ---------------------------------------------------------------------
 
@@ -55,15 +64,15 @@ class Mirror:
             )
         if dry:
             return
-        mine = {"run": self.run, "home": self.store.home_id, "host": Holder.here(0).host}
-        name = f"{safe_name(self.run)}/run.json"
+        mine = to_json({"run": self.run, "home": self.store.home_id, "host": Holder.here(0).host})
         try:
-            await self._objects.create(name, to_json(mine))
+            await self._objects.create(self._mark, mine)
         except ObjectExists:
-            if await self._objects.read(name) != to_json(mine):
+            if await self._objects.read(self._mark) != mine:
                 raise RequestError(
                     f"{self.sequence.where} is another home's run: choose another --name"
                 ) from None
+        await check_creates_once(self._objects, self._mark, mine)
 
     # -- before the stream is ours -----------------------------------------------------------------
 
@@ -78,6 +87,7 @@ class Mirror:
             return
         self.newest = await self.sequence.newest()
         if self.newest is None:
+            await self.check_there()
             return
         ours = self.newest.home == self.store.home_id
         if not ours or not await asyncio.to_thread(self._is_part_of_ours, self.newest):
@@ -95,6 +105,8 @@ class Mirror:
         newest = await self.sequence.newest()
         if newest is None:
             raise RequestError(f"{self.sequence.where} holds no journal: the run was never started")
+        last_name = self.sequence.name_of(newest.number)
+        await check_creates_once(self._objects, last_name, await self._objects.read(last_name) or b"")
         claim = Header(
             run=self.run,
             number=newest.number,

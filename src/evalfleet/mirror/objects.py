@@ -15,11 +15,12 @@ import importlib.util
 import os
 import re
 import shutil
+import stat
 import uuid
 from collections.abc import Callable, Generator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, BinaryIO, ParamSpec, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from evalfleet.errors import FleetError, RequestError
@@ -35,6 +36,9 @@ TOKEN_S = 300.0
 NO_TOKEN = "nobody answers who gives tokens"
 """How an error begins that says nothing about what we may do."""
 SCRATCH = ".evalfleet-"
+MOST_BYTES = 1 << 30
+"""An object that is read at once is smaller. A file without content may say that it holds terabytes."""
+GOOD_STORES = "Amazon S3, Cloudflare R2, MinIO, Google Cloud Storage, Azure Blob Storage or a folder"
 PROXY = ("proxy_url", "proxy_ca_certificate", "proxy_excludes")
 OF_CLIENTS = frozenset(
     (
@@ -101,6 +105,27 @@ def open_objects(url: str, environ: Mapping[str, str]) -> Objects:
         raise RequestError(f"{url} cannot be used: {_line_of(err)}") from None
 
 
+async def check_creates_once(objects: Objects, name: str, content: bytes) -> None:
+    """Create an object that is there already, with the content that it has. Raises StoreRefused if that
+    succeeds: then two computers could take one run. Servers that ignore If-None-Match let them."""
+    with contextlib.suppress(ObjectExists):
+        await objects.create(name, content)
+        raise StoreRefused(
+            f"{objects.url} overwrites objects that it is asked to create (it ignores If-None-Match), so two "
+            f"computers could take one run: use {GOOD_STORES}"
+        )
+
+
+async def try_out(objects: Objects) -> None:
+    """Write an object as runs do, and remove it. Raises StoreAway or StoreRefused."""
+    name = f"{SCRATCH}doctor-{uuid.uuid4().hex}"
+    await objects.create(name, b"")
+    try:
+        await check_creates_once(objects, name, b"")
+    finally:
+        await objects.remove([name])
+
+
 # -- folders -----------------------------------------------------------------------------------------
 
 
@@ -124,7 +149,7 @@ class FolderObjects:
         await self._in_thread(self._remove, names)
 
     async def fetch(self, name: str, path: Path) -> None:
-        await self._in_thread(shutil.copyfile, self._folder / name, path)
+        await self._in_thread(self._fetch, name, path)
 
     async def names(self, below: str, after: str = "") -> list[str]:
         return [name for name in await self._in_thread(self._names, below) if name > after]
@@ -177,12 +202,27 @@ class FolderObjects:
 
     def _read(self, name: str, most: int | None) -> bytes | None:
         try:
-            with (self._folder / name).open("rb") as file:
+            with self._opened(name) as file:
+                if most is None:
+                    _check_size(self.url, name, os.fstat(file.fileno()).st_size)
                 return file.read(-1 if most is None else most)
         except FileNotFoundError:
             if not self._folder.is_dir():
                 raise
             return None
+
+    def _fetch(self, name: str, path: Path) -> None:
+        with self._opened(name) as source, path.open("xb") as target:
+            _check_room(self.url, name, os.fstat(source.fileno()).st_size, path)
+            shutil.copyfileobj(source, target)
+
+    def _opened(self, name: str) -> BinaryIO:
+        """A named pipe would be waited for, for ever."""
+        file = open(self._folder / name, "rb", opener=_at_once)  # noqa: SIM115
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            file.close()
+            raise StoreRefused(f"{self.url}/{name} is no file: remove it")
+        return file
 
     def _names(self, below: str) -> list[str]:
         if not self._folder.is_dir():
@@ -190,12 +230,17 @@ class FolderObjects:
         found: list[str] = []
         for folder, _, files in os.walk(self._folder / below):
             for file in files:
-                if not file.startswith(SCRATCH):
-                    found.append((Path(folder) / file).relative_to(self._folder).as_posix())
+                path = Path(folder, file)
+                if not file.startswith(SCRATCH) and path.is_file():
+                    found.append(path.relative_to(self._folder).as_posix())
         return sorted(found)
 
     def _folders(self) -> list[str]:
         return sorted(entry.name for entry in os.scandir(self._folder) if entry.is_dir())
+
+
+def _at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 # -- buckets -----------------------------------------------------------------------------------------
@@ -220,13 +265,17 @@ class BucketObjects:
                 found = await self._call("get_range_async", name, start=0, end=most, absent_is_fine=True)
                 return None if found is None else bytes(found)
         result = await self._call("get_async", name, absent_is_fine=True)
+        if result is None:
+            return None
+        _check_size(self.url, name, result.meta["size"])
         with self._explaining():
-            return None if result is None else bytes(await result.bytes_async())
+            return bytes(await result.bytes_async())
 
     async def fetch(self, name: str, path: Path) -> None:
         result = await self._call("get_async", name, absent_is_fine=True)
         if result is None:  # somebody has deleted it since it was listed
             raise StoreAway(f"{self.url} holds no {name} any more")
+        _check_room(self.url, name, result.meta["size"], path)
         with self._explaining(), path.open("xb") as file:
             async for chunk in result.stream():
                 file.write(chunk)
@@ -287,6 +336,18 @@ class BucketObjects:
         if denied or "403 Forbidden" in said or "401 Unauthorized" in said:
             return StoreRefused(f"{self.url}: we may not use it with these credentials: {_line_of(err)}")
         return StoreAway(f"{self.url} cannot be reached: {_line_of(err)}")
+
+
+def _check_size(url: str, name: str, size: int) -> None:
+    """Raises StoreRefused."""
+    if size > MOST_BYTES:
+        raise StoreRefused(f"{url}/{name} holds {size} bytes, which no object of a run does: remove it")
+
+
+def _check_room(url: str, name: str, size: int, path: Path) -> None:
+    """Raises RequestError if the object does not fit on the disk of its copy here."""
+    if size > (free := shutil.disk_usage(path.parent).free):
+        raise RequestError(f"{url}/{name} holds {size} bytes, and {path.parent} has {free} bytes left")
 
 
 @functools.cache

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import Iterable, Sequence, Set
 from pathlib import PurePosixPath
 
@@ -23,7 +24,7 @@ from evalfleet.journal import Holder
 from evalfleet.journal.checksums import Row, seed
 from evalfleet.journal.holder import local_time
 from evalfleet.model import Micros, decodable
-from evalfleet.names import safe_name
+from evalfleet.names import check_run_name, safe_name
 from evalfleet.ports import Objects
 
 from .objects import ObjectExists
@@ -33,6 +34,7 @@ FIRST_READS, READS_AT_ONCE = 8, 64
 SEGMENT = 128
 """Objects that are put together."""
 UNKNOWN = -1
+_NUMBERED = re.compile(r"[0-9]{9}\.jsonl")
 
 
 class Header(Struct, frozen=True, kw_only=True):
@@ -105,8 +107,8 @@ def decoded(content: bytes) -> JournalObject:
 
 
 def _numbers_in(names: Iterable[str]) -> list[int]:
-    """Names are such as RUN/journal/000000001.jsonl."""
-    return [int(PurePosixPath(name).stem) for name in names]
+    """Names are such as RUN/journal/000000001.jsonl. Others are no objects of ours."""
+    return [int(PurePosixPath(name).stem) for name in names if _NUMBERED.fullmatch(PurePosixPath(name).name)]
 
 
 def _parts(numbers: Iterable[int], segments: Sequence[int]) -> list[list[int]]:
@@ -277,7 +279,14 @@ class JournalSequence:
 
 async def runs_below(objects: Objects) -> list[str]:
     """The runs that a store holds."""
-    return [folder for folder in await objects.folders() if not folder.startswith(".")]
+    return [folder for folder in await objects.folders() if _is_run(folder)]
+
+
+def _is_run(folder: str) -> bool:
+    try:
+        return check_run_name(folder) == folder
+    except RequestError:
+        return False
 
 
 async def the_run(objects: Objects, name: str | None) -> str:
