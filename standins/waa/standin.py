@@ -24,6 +24,11 @@ ENTRYPOINT = (
 SHEBANG = b"#!/usr/bin/python3 -IS\n"  # a host's own Python, quick to start
 MAIN = "import sys\nfrom engine.commands import main\nsys.exit(main(sys.argv[1:]))\n"
 STORAGE_FILES = ("windows.base", "windows.boot", "windows.mac", "windows.rom", "windows.vars", "windows.ver")
+BOOTED_FILES = (
+    *("windows.base", "windows.boot", "windows.mac", "windows.mode", "windows.ver"),
+    *("windows_secure.rom", "windows_secure.vars"),
+)
+"""What becomes of them at the first boot after the installation."""
 QMP = "-qmp tcp:0.0.0.0:7200,server,nowait"
 ISO_MARK_AT = 16 * 2048 + 1
 DISK_MARK = b"stand-in disk\n"
@@ -172,7 +177,7 @@ def golden_storage(path: Path, plan: Mapping[str, Any] | None = None) -> Path:
     path.mkdir(parents=True, exist_ok=True)
     (path / "data.img").write_bytes(DISK_MARK)
     for name in STORAGE_FILES:
-        (path / name).write_text(f"{name}\n")
+        (path / name).write_text("0.00\n" if name == "windows.ver" else f"{name}\n")
     if plan is not None:
         (path / "plan.json").write_text(json.dumps(plan))
     return path

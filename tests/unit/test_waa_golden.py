@@ -7,19 +7,21 @@ import io
 import json
 import os
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from evalfleet.benchmarks.waa.benchmark import WaaBenchmark
+from evalfleet.benchmarks.waa.golden_files import golden_files
 from evalfleet.benchmarks.waa.host import download, golden, machine
 from evalfleet.benchmarks.waa.host.config import HostConfig
 from evalfleet.benchmarks.waa.host.docker import Docker
 from evalfleet.benchmarks.waa.host.iso import Wanted
 from evalfleet.benchmarks.waa.host.shell import Failed
 from evalfleet.benchmarks.waa.settings import WaaSettings
+from standins.waa import standin
 from tests.unit.blobs import Blobs, store
 
 pytestmark = pytest.mark.usefixtures("own_home")
@@ -28,9 +30,9 @@ DISK = os.urandom(3000) + bytes(4 << 20) + os.urandom(777)
 TOKEN = "sig=ok"
 
 
-def archive(inside: str = "golden", **files: bytes) -> bytes:
+def archive(inside: str = "golden", names: Sequence[str] = standin.STORAGE_FILES, **files: bytes) -> bytes:
     """A folder of it, as people pack it."""
-    held = {name: name.encode() for name in (*golden.NEEDED, *golden.OTHERS)}
+    held = {name: name.encode() for name in names}
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as made:
         for name, data in {**held, "data.img": DISK, "notes.txt": b"x", **files}.items():
@@ -80,10 +82,7 @@ def test_an_archive_is_brought_and_unpacked(
     config = config_of(tmp_path, f"{url}/{name}")
     golden.step_golden(config, Docker())
     assert golden.is_there(config)
-    assert there(config) == {
-        **{each: each.encode() for each in (*golden.NEEDED, *golden.OTHERS)},
-        "data.img": DISK,
-    }
+    assert there(config) == {**{each: each.encode() for each in standin.STORAGE_FILES}, "data.img": DISK}
     disk = os.stat(f"{config.golden_folder}/data.img")
     assert disk.st_blocks * 512 < len(DISK) // 2, "zeros take no room"
     assert left(tmp_path) == []
@@ -92,11 +91,36 @@ def test_an_archive_is_brought_and_unpacked(
     assert len(blobs.asked) == asked, "it is there"
 
 
+@pytest.mark.parametrize("form", ["g.tar", "g", "folder", "here"])
+def test_a_windows_that_was_booted_once_is_taken_with_the_firmware_it_had_then(
+    tmp_path: Path, shop: tuple[str, type[Blobs]], form: str
+) -> None:
+    url, blobs = shop
+    held = {name: name.encode() for name in ("data.img", *standin.BOOTED_FILES)}
+    (tmp_path / "folder").mkdir()
+    for name, data in held.items():
+        (tmp_path / "folder" / name).write_bytes(data)
+        blobs.files[f"/g/{name}"] = data
+    blobs.files["/g.tar"] = archive(names=tuple(held), **{"data.img": held["data.img"]})
+    if form == "here":
+        kept = golden_files(WaaSettings(golden="here:folder"), tmp_path, tmp_path, "b")
+        assert kept is not None
+        assert set(kept.paths) == held.keys()
+        return
+    config = config_of(tmp_path, str(tmp_path / form) if form == "folder" else f"{url}/{form}")
+    golden.step_golden(config, Docker())
+    assert there(config) == held
+    firmware = Path(config.storage, "windows_secure.rom")
+    assert firmware.read_bytes() == b"windows_secure.rom", "the container finds it"
+    Path(config.golden_folder, "windows_secure.vars").unlink()
+    assert golden.lacking(there(config)) == ["windows_secure.vars"]
+
+
 def test_what_is_in_a_places_storage_is_asked_for_once_and_fetched_by_its_address(
     tmp_path: Path, shop: tuple[str, type[Blobs]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, blobs = shop
-    held = {name: name.encode() for name in (*golden.NEEDED, *golden.OTHERS)}
+    held = {name: name.encode() for name in standin.STORAGE_FILES}
     blobs.files.update({f"/g/{name}": data for name, data in {**held, "data.img": DISK}.items()})
     config = config_of(tmp_path, "sent:golden-1")
     with pytest.raises(Wanted, match="`evalfleet pool prepare` sends it"):
@@ -158,7 +182,7 @@ def test_an_archive_without_windows_is_named(tmp_path: Path, shop: tuple[str, ty
     url, blobs = shop
     blobs.files["/g.tar"] = archive()[:2048] + bytes(1024)  # its end comes after two files
     config = config_of(tmp_path, f"{url}/g.tar")
-    with pytest.raises(Failed, match=r"has no windows\.vars, data\.img"):
+    with pytest.raises(Failed, match=r"has no windows\.rom, windows\.vars, data\.img"):
         golden.step_golden(config, Docker())
     with pytest.raises(Failed, match=r"/other\.tar is not there"):
         golden.step_golden(config_of(tmp_path, f"{url}/other.tar"), Docker())

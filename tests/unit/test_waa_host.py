@@ -214,7 +214,7 @@ def test_progress_of_a_pull() -> None:
 
 @pytest.fixture
 def blobs() -> Iterator[tuple[str, type[Blobs]]]:
-    files = {f"/g/{name}": name.encode() for name in (*golden.NEEDED, *golden.OTHERS)}
+    files = {f"/g/{name}": name.encode() for name in standin.STORAGE_FILES}
     with store({**files, "/g/data.img": DISK}) as (url, mine):
         yield f"{url}/g", mine
 
@@ -245,7 +245,7 @@ def test_another_golden_storage_replaces_the_one_that_is_there(tmp_path: Path, p
     program(programs, "docker", f'echo "$*" >>{tmp_path}/argv')
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-        for file in (*golden.NEEDED, "data.img"):
+        for file in (*standin.STORAGE_FILES, "data.img"):
             (tmp_path / name / file).write_text(name)
         config = config_of(tmp_path, golden=str(tmp_path / name), storage="copy")
         machine.step_disk(config)
@@ -294,18 +294,17 @@ def test_a_refused_or_missing_golden_storage_is_told_without_its_token(
 def test_a_golden_folder_that_lacks_something_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "prepared"
     folder.mkdir()
-    for name in golden.NEEDED[1:]:
-        (folder / name).write_text(name)
+    (folder / "windows.rom").write_text("")
     config = config_of(tmp_path, golden=str(folder))
     machine.step_disk(config)
-    with pytest.raises(Failed, match=r"has no windows\.boot, data\.img"):
+    with pytest.raises(Failed, match=r"has no windows\.boot, windows\.vars, data\.img"):
         golden.step_golden(config, Docker())
 
 
 def prepared(folder: Path, disk: str = "data.img") -> Path:
     """Golden storage with a disk of 1 GB."""
     folder.mkdir()
-    for name in golden.NEEDED:
+    for name in standin.STORAGE_FILES:
         (folder / name).write_text(name)
     with (folder / disk).open("wb") as file:
         file.write(b"Windows")
@@ -320,7 +319,7 @@ def test_storage_is_a_thin_layer_over_golden_that_nothing_writes_to(tmp_path: Pa
     golden.step_golden(config, Docker())
     assert golden.is_there(config)
     layer = Path(config.storage, "data.qcow2")
-    assert set(os.listdir(config.storage)) == {"data.qcow2", *golden.NEEDED}
+    assert set(os.listdir(config.storage)) == {"data.qcow2", *standin.STORAGE_FILES}
     assert layer.stat().st_blocks * 512 < 1 << 17, "it holds nothing yet"
     found = qcow2.Disk(str(layer))
     assert (found.size, found.backing) == (1 << 30, "/golden/data.img")

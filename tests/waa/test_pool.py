@@ -14,7 +14,7 @@ from urllib.parse import quote
 import pytest
 
 from evalfleet.lab import NamespaceHost
-from standins.waa.standin import ENGINE_ROOT, FEW, IMAGE, STORAGE_FILES, write_iso
+from standins.waa.standin import BOOTED_FILES, ENGINE_ROOT, FEW, IMAGE, STORAGE_FILES, write_iso
 from tests.lab.clients import needs_lab
 from tests.waa.arena import DATA, HANG, Arena
 from tests.waiting import until
@@ -137,7 +137,7 @@ def test_windows_is_installed_from_an_iso_that_is_sent_once(arena: Arena) -> Non
     assert "iso: sent 64 of 101 MB" in said
     assert "worker-vm is prepared for waa" in said
     assert host.run(["ls", f"{DATA}/golden"]).stdout.split() == sorted(["data.img", *STORAGE_FILES])
-    assert host.run(["ls", f"{DATA}/storage"]).stdout.split() == sorted(["data.qcow2", *STORAGE_FILES])
+    assert host.run(["ls", f"{DATA}/storage"]).stdout.split() == sorted(["data.qcow2", *BOOTED_FILES])
     again = pool(arena, "prepare", "waa", "--set", "iso=windows.iso", "--set", "boot_s=59")
     assert "worker-vm is prepared for waa" in again
     assert "sent" not in again

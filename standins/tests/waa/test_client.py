@@ -160,7 +160,11 @@ def test_windows_is_installed_once(docker: Docker) -> None:
     docker.ok("rm", "winarena")
     docker.up()
     docker.await_guest()
-    assert "Installing Windows" not in docker.ok("logs", "winarena")
+    logged = docker.ok("logs", "winarena")
+    assert "Installing Windows" not in logged
+    assert "Booting Windows securely" in logged
+    made = set(docker.host.run(["ls", "/data/storage"]).stdout.split())
+    assert made == {"data.img", *standin.BOOTED_FILES}
 
 
 def test_entry_loops_on_a_flag_it_does_not_know(docker: Docker, storage: Callable[..., None]) -> None:

@@ -36,16 +36,14 @@ def golden_files(settings: WaaSettings, base: Path, home: Path, where: str) -> K
     """The files, if golden storage is here. Raises RequestError for a folder that is none."""
     if not settings.golden.startswith(HERE):
         return None
-    from .host.golden import DISKS, NEEDED, OTHERS  # the program of machines: seldom needed here
+    from .host.golden import FILES, lacking  # the program of machines: seldom needed here
 
     folder = (base / Path(settings.golden.removeprefix(HERE)).expanduser()).resolve()
-    paths = {name: folder / name for name in (*NEEDED, *OTHERS, *DISKS) if (folder / name).is_file()}
-    missing = [name for name in NEEDED if name not in paths]
-    if not missing and not any(name in paths for name in DISKS):
-        missing = [" or ".join(DISKS)]
-    if missing:
+    paths = {name: folder / name for name in FILES if (folder / name).is_file()}
+    if missing := lacking(paths):
         raise RequestError(
-            f"{where}: golden: {folder} has no {missing[0]}; name the folder `storage` that WAA's guide makes"
+            f"{where}: golden: {folder} has no {', '.join(missing)}; name the folder `storage` that WAA's "
+            "guide makes"
         )
     if settings.golden_token:
         raise RequestError(f"{where}: golden_token is for a URL; with golden={HERE}PATH the token is made")

@@ -15,7 +15,7 @@ import time
 STORAGE = os.environ.get("STORAGE", "/storage")
 ADDRESSES = ("20.20.20.21", "172.30.0.2")
 MARK = b"stand-in disk\n"
-OTHERS = ("windows.base", "windows.mac", "windows.rom", "windows.vars", "windows.ver")
+OTHERS = ("windows.base", "windows.mac", "windows.rom", "windows.vars")
 PYTHON = "/usr/bin/python3"
 NAME = "qemu-system-x86_64"
 ERROR = "\x1b[1;31m❯ ERROR: {}\x1b[0m"
@@ -45,7 +45,9 @@ def main() -> int:
             print(ERROR.format(plan["install_fails"]), flush=True)
             return 62
         make_disk()
-    print("❯ Booting Windows using QEMU...", flush=True)
+    else:
+        choose_firmware()
+    print(f"❯ Booting Windows{' securely' if is_secure() else ''} using QEMU...", flush=True)
     time.sleep(float(plan.get("boot_s", 0.3)))
     if plan.get("boot_fails"):
         print(ERROR.format(plan["boot_fails"]), flush=True)
@@ -105,12 +107,32 @@ def read_plan() -> dict:
     return {}
 
 
+def is_secure() -> bool:
+    return os.path.exists(os.path.join(STORAGE, "windows.mode"))
+
+
+def choose_firmware() -> None:
+    """The base image has no version number, and so takes every Windows for one of before 2.14: it renames
+    the firmware's files and writes down the mode, at the first boot after the installation."""
+    for kind in ("rom", "vars"):
+        plain, secure = (os.path.join(STORAGE, f"{mode}.{kind}") for mode in ("windows", "windows_secure"))
+        if not is_secure() and os.path.exists(plain) and not os.path.exists(secure):
+            os.rename(plain, secure)
+        if not os.path.exists(secure):  # the image's own, with Microsoft's keys
+            with open(secure, "w", encoding="utf-8") as file:
+                file.write("from the image\n")
+    with open(os.path.join(STORAGE, "windows.mode"), "w", encoding="utf-8") as file:
+        file.write("windows_secure\n")
+
+
 def make_disk() -> None:
     with open(os.path.join(STORAGE, "data.img"), "wb") as file:
         file.write(MARK)
     for name in OTHERS:
         with open(os.path.join(STORAGE, name), "w", encoding="utf-8") as file:
             file.write(name + "\n")
+    with open(os.path.join(STORAGE, "windows.ver"), "w", encoding="utf-8") as file:
+        file.write("0.00\n")
 
 
 if __name__ == "__main__":

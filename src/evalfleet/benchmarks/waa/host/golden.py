@@ -15,6 +15,7 @@ from .shell import Failed, as_root, run, say
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import tarfile
+    from collections.abc import Collection
     from typing import IO, Any
 
     from .config import HostConfig
@@ -22,8 +23,17 @@ if TYPE_CHECKING:
 
 DISKS = ("data.img", "data.qcow2")
 BOOT = "windows.boot"
-NEEDED = (BOOT, "windows.rom", "windows.vars")
-OTHERS = ("windows.base", "windows.mac", "windows.ver")
+MODES = ("windows", "windows_secure")
+"""Modes of the firmware, whose files bear their names. The image goes over to the second one, and writes
+`windows.mode`, when it boots a Windows that a base image without a version number has installed."""
+FIRMWARE = ("rom", "vars")
+FILES = (
+    BOOT,
+    *(f"{mode}.{kind}" for mode in MODES for kind in (*FIRMWARE, "tpm")),
+    *(f"windows.{kind}" for kind in ("base", "mac", "mode", "old", "type", "ver", "vga")),
+    *DISKS,
+)
+"""All that golden storage may have."""
 COMPLETE = ".complete"
 WARN_DAYS = 14
 INSTALL_S = 7200.0
@@ -126,10 +136,18 @@ def size_gb(folder: str) -> float:
 # -- is it whole? --------------------------------------------------------------------------------
 
 
+def lacking(there: Collection[str], one_file: bool = False) -> list[str]:
+    """Return the names of the files that a golden storage with these files lacks."""
+    missing = [] if BOOT in there else [BOOT]
+    if not one_file:
+        firmware = [[name for kind in FIRMWARE if (name := f"{mode}.{kind}") not in there] for mode in MODES]
+        missing += min(firmware, key=len)
+    return missing if any(name in there for name in DISKS) else [*missing, DISKS[0]]
+
+
 def _check(folder: str, one_file: bool = False) -> None:
     there: set[str] = set(os.listdir(folder)) if os.path.isdir(folder) else set()
-    missing = [name for name in ((BOOT,) if one_file else NEEDED) if name not in there]
-    missing += [] if there & set(DISKS) else [DISKS[0]]
+    missing = lacking(there, one_file)
     empty = [name for name in DISKS if name in there and os.path.getsize(os.path.join(folder, name)) == 0]
     what = f"has no {', '.join(missing)}" if missing else f"has an empty {empty[0]}" if empty else ""
     if not what:
@@ -227,15 +245,15 @@ def _fetch_files(url: str, token: str, folder: str) -> None:
     from .download import Download, Missing  # it takes long to load, and is seldom needed
 
     missing: list[str] = []
-    for name in (*NEEDED, *OTHERS, *DISKS):
+    for name in FILES:
         if name == DISKS[1] and DISKS[0] not in missing:
             continue  # it has one disk
         try:
             Download(f"{url}/{name}", token, os.path.join(folder, name)).bring()
         except Missing:
             missing.append(name)
-    if NEEDED[0] in missing:
-        raise Failed(f"{url}/{NEEDED[0]} is not there; golden is the URL of the folder that has it")
+    if BOOT in missing:
+        raise Failed(f"{url}/{BOOT} is not there; golden is the URL of the folder that has it")
 
 
 def _fetch_disk(url: str, token: str, folder: str) -> None:
@@ -301,7 +319,7 @@ def _unpack(archive: tarfile.TarFile, folder: str) -> None:
     for member in archive:
         name = os.path.basename(member.name)
         source = archive.extractfile(member) if member.isfile() else None
-        if source is not None and name in (*NEEDED, *OTHERS, *DISKS):
+        if source is not None and name in FILES:
             with source, open(os.path.join(folder, name), "wb") as target:
                 _copy_sparse(source, target, member.size)
             os.utime(target.name, (member.mtime, member.mtime))
