@@ -24,26 +24,25 @@ KEY = "sk-good"
 
 
 class Api(http.server.BaseHTTPRequestHandler):
-    """Knows gpt-4o by name, and lists another that it tells nothing of."""
+    """Tells of gpt-4o alone, and answers as others, too: as Azure, which lists no deployments."""
 
     def do_GET(self) -> None:
         if self.headers.get("Authorization") != f"Bearer {KEY}":
             self._answer(401, {"error": {"message": "Incorrect API key provided"}})
-        elif self.path == "/v1/models":
-            self._answer(200, {"data": [{"id": id} for id in ("gpt-4o", "org/listed", "thinker", "odd")]})
         else:
             known = self.path == "/v1/models/gpt-4o"
             self._answer(200 if known else 404, {"id": "gpt-4o"} if known else {"error": {}})
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if self.path == "/v1/chat/completions":
+        if self.path == "/v1/chat/completions" and self.headers.get("Authorization") != f"Bearer {KEY}":
+            self._answer(401, {"error": {"message": "Incorrect API key provided"}})
+        elif self.path == "/v1/chat/completions":
             self._complete(body)
-            return
-        assert body["max_tokens"] == 1
-        if self.path != "/openai/deployments/mine/chat/completions?api-version=1":
+        elif self.path != "/openai/deployments/mine/chat/completions?api-version=1":
             self._answer(404, {"error": {"code": "DeploymentNotFound"}})
         elif self.headers.get("api-key") == KEY:
+            assert body["max_tokens"] == 1
             self._answer(200, {"choices": []})
         else:
             self._answer(429, {"error": {"code": "insufficient_quota"}})
@@ -55,8 +54,11 @@ class Api(http.server.BaseHTTPRequestHandler):
             self._answer(400, {"error": {"message": message, "param": "max_tokens"}})
         elif body["model"] == "odd":
             self._answer(422, {"detail": "temperature must be 1"})
+        elif body["model"] not in ("gpt-4o", "org/deployed", "thinker"):
+            self._answer(404, {"error": {"code": "DeploymentNotFound"}})
         else:
-            assert (body["max_tokens"], body["temperature"]) == (4096, 0.25)
+            asked = (body.get("max_tokens"), body.get("temperature"))
+            assert asked == ((None, None) if body["model"] == "thinker" else (4096, 0.25))
             self._answer(200, {"choices": []})
 
     def _answer(self, code: int, what: object) -> None:
@@ -91,7 +93,7 @@ def check(model: str, secrets: dict[str, str], **settings: Any) -> Check:
     ("model", "key", "verdict", "words"),
     [
         ("gpt-4o", KEY, "good", "gpt-4o answers"),
-        ("org/listed", KEY, "good", "answers"),
+        ("org/deployed", KEY, "good", "answers"),
         ("gpt-5o", KEY, "bad", "has no model 'gpt-5o'"),
         ("thinker", KEY, "bad", "(answer 400): Unsupported parameter: 'max_tokens' is not supported"),
         ("odd", KEY, "bad", """(answer 422): {"detail": "temperature must be 1"}"""),
@@ -105,9 +107,12 @@ def test_an_api_like_openais(origin: str, model: str, key: str, verdict: str, wo
     assert words in found.found
 
 
-def test_what_another_agent_sends_is_not_known_and_not_tried(origin: str) -> None:
-    found = check("thinker", {"OPENAI_API_KEY": KEY}, base_url=f"{origin}/v1", agent="mine")
-    assert found.verdict == "good"
+@pytest.mark.parametrize(("model", "verdict"), [("thinker", "good"), ("gpt-5o", "bad")])
+def test_another_agents_model_is_asked_a_question_where_the_api_does_not_tell_of_it(
+    origin: str, model: str, verdict: str
+) -> None:
+    found = check(model, {"OPENAI_API_KEY": KEY}, base_url=f"{origin}/v1", agent="mine")
+    assert found.verdict == verdict
 
 
 @pytest.mark.parametrize(

@@ -42,32 +42,22 @@ async def check_model(settings: WaaSettings, model: str, secrets: Mapping[str, s
 
 
 def _ask_openai(settings: WaaSettings, model: str, secrets: Mapping[str, str]) -> Check:
+    """Ask for the model by its name, and with a short question where that is not enough.
+
+    navi's parameters are refused by some models. And a list of models need not have what can be called:
+    Azure lists base models, and is called by the names of deployments.
+    """
     base = (settings.base_url or OPENAI).rstrip("/")
     headers = {"Authorization": f"Bearer {secrets['OPENAI_API_KEY']}"}
-    answer = _call(f"{base}/models/{urllib.parse.quote(model, safe='/')}", headers)
-    if answer.code == 404 and _lists(_call(f"{base}/models", headers), model):
-        answer = ModelAnswer(200)  # some APIs like OpenAI's list models and tell nothing of one
-    check = _judged(answer, model, base, "OPENAI_API_KEY")
-    if check.verdict == "good" and settings.agent == "navi":
-        return _ask_as_navi(settings, model, base, headers)
-    return check
-
-
-def _ask_as_navi(settings: WaaSettings, model: str, base: str, headers: Mapping[str, str]) -> Check:
-    """A short question with the parameters that navi sends. What refuses them, it asks 30 times a step."""
-    question = {"role": "user", "content": "Answer with one word: ready?"}
-    body = {
-        "model": model,
-        "messages": [question],
-        "max_tokens": NAVI_MAX_TOKENS,
-        "temperature": settings.temperature,
-    }
-    answer = _call(
-        f"{base}/chat/completions",
-        {**headers, "Content-Type": "application/json"},
-        json.dumps(body).encode(),
-        THINK_S,
-    )
+    is_navi = settings.agent == "navi"
+    answer = ModelAnswer(404) if is_navi else _call(f"{base}/models/{urllib.parse.quote(model)}", headers)
+    if answer.code == 404:
+        question = {"role": "user", "content": "Answer with one word: ready?"}
+        body: dict[str, Any] = {"model": model, "messages": [question]}
+        if is_navi:
+            body.update(max_tokens=NAVI_MAX_TOKENS, temperature=settings.temperature)
+        headers["Content-Type"] = "application/json"
+        answer = _call(f"{base}/chat/completions", headers, json.dumps(body).encode(), THINK_S)
     return _judged(answer, model, base, "OPENAI_API_KEY")
 
 
@@ -95,14 +85,6 @@ def _judged(answer: ModelAnswer, model: str, where: str, key: str) -> Check:
         what = f"answer {answer.code}" if answer.code else answer.text
         return Check(NAME, "warn", f"the model could not be checked at {where}: {what}")
     return Check(NAME, "good", f"{model} answers at {where}")
-
-
-def _lists(answer: ModelAnswer, model: str) -> bool:
-    try:
-        listed: Any = json.loads(answer.text)
-        return any(each.get("id") == model for each in listed["data"])
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return False
 
 
 def _message(answer: ModelAnswer) -> str:
