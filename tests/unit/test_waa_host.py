@@ -535,21 +535,25 @@ REFUSED = CALLED.format("429 Too Many Requests")
 
 def test_a_client_that_dies_at_its_start_says_why_and_windows_is_not_to_blame() -> None:
     made = ending_of(1, 3.0)
-    said = b'Loading...\nTraceback (most recent call last):\n  File "run.py", line 1\n'
+    said = b'Loading...\nTraceback (most recent call last):\n  File "/client/run.py", line 9\n'
     made.last_words = attempt.last_words(
         said + b"ValueError: Unknown agent name: x, key sk-1\n\nbye\n", ["sk-1", ""]
     )
-    assert made.last_words == "ValueError: Unknown agent name: x, key ***"
+    assert made.last_words == "ValueError: Unknown agent name: x, key *** (run.py:9)"
     told = verdict(reading_of(), made, 60.0)
     assert told["broken"] == "readiness", "the task had begun"
     made.began_task = False
     told = verdict(reading_of(), made, 60.0)
-    words = "the client died at its start (exit code 1): ValueError: Unknown agent name: x, key ***"
+    words = (
+        "the client died at its start (exit code 1): ValueError: Unknown agent name: x, key *** (run.py:9)"
+    )
     assert (told["broken"], told["error"]) == ("internal", f"{words}; check --set agent")
     made.last_words = attempt.last_words(
         b"OSError: We couldn't connect to 'https://huggingface.co' to load", []
     )
     assert "give the machine a route, or som_origin=a11y" in str(verdict(reading_of(), made, 60.0)["error"])
+    refused = "run.py: error: argument --max_steps: invalid int value: 'x'"
+    assert attempt.last_words(f"usage: run.py [-h]\n{refused}\n".encode(), []) == refused
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,10 @@ def test_an_agent_of_ones_own_may_have_arguments_and_navi_has_none() -> None:
         ({"registry_password": "PASSWORD"}, "needs registry_user"),
         ({"ram": "lots"}, "a size such as 8G"),
         ({"agent": "a b"}, "write its name"),
+        (
+            {"som_origin": "a11y", "observation_type": "screenshot"},
+            "takes marks from the accessibility tree.*say observation_type=a11y_tree, or som_origin=oss",
+        ),
         ({"agent": "claude"}, "starts with no other than navi; give an image that has your agent"),
         ({"api": "azure"}, "asks OpenAI's API alone; say api=openai and base_url="),
     ],

@@ -55,11 +55,12 @@ def reading(
     setup: list[Line] | None = None,
     steps: list[Line] | None = None,
     evaluator: list[Line] | None = None,
+    marks_from_tree: bool = False,
 ) -> Reading:
     thinking: Line = ("INFO", "lib_run_single", "Agent: Thinking...")
     write_log(folder, setup=setup or [], steps=steps or [thinking], evaluator=evaluator or [])
     (folder / "result.txt").write_text(score)
-    return read_task(str(folder))
+    return read_task(str(folder), marks_from_tree)
 
 
 BROKEN_SETUP = {
@@ -111,6 +112,32 @@ def test_a_zero_of_an_agent_that_saw_nothing_is_broken(steps: list[Line], tmp_pa
     found = reading(tmp_path, steps=steps)
     assert (found.score, found.cause) == (None, "readiness")
     assert found.error.startswith("the guest failed: Failed to ")
+
+
+THINKING = ("INFO", "lib_run_single", "Agent: Thinking...")
+NO_TREE_IN_TIME = ("ERROR", "python", "Request timed out while trying to get accessibility tree.")
+
+
+@pytest.mark.parametrize(
+    ("steps", "always"),
+    [
+        ([NO_TREE, THINKING, ACTED, NO_TREE_IN_TIME, THINKING, ACTED], True),
+        ([NO_TREE, THINKING, ACTED, THINKING, ACTED, NO_TREE, THINKING], False),
+        ([THINKING, ACTED, NO_TREE, THINKING], False),
+    ],
+)
+def test_a_zero_without_a_single_mark_is_broken_where_marks_come_from_the_tree_alone(
+    steps: list[Line], always: bool, tmp_path: Path
+) -> None:
+    for marks_from_tree in (True, False):
+        folder = tmp_path / str(marks_from_tree)
+        folder.mkdir()
+        found = reading(folder, steps=steps, marks_from_tree=marks_from_tree)
+        if always and marks_from_tree:
+            assert (found.score, found.cause) == (None, "readiness")
+            assert "accessibility tree" in found.error
+        else:
+            assert found.score == 0.0
 
 
 BROKEN_EVALUATION: dict[str, list[Line]] = {

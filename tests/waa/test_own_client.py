@@ -35,11 +35,12 @@ FAULTS: dict[str, tuple[Cause, str]] = {
     "setup": (Cause.READINESS, "the task could not be set up in the guest: Failed to "),
     "observation": (Cause.READINESS, "the guest failed: Failed to get the observations"),
     "later-observation": (Cause.READINESS, "the guest failed: Failed to get the observations"),
+    "tree": (Cause.READINESS, "the guest failed: Failed to get accessibility tree"),
     "evaluator": (Cause.INTERNAL, "the evaluator failed: Failed to get file. Status code: 500"),
     "dies": (Cause.INTERNAL, "the evaluator failed: An unexpected error occurred: "),
     "model": (Cause.MODEL, "the model's API failed: openai.BadRequestError: Error code: 400"),
 }
-HARMLESS = ("windows", "tree", "code")
+HARMLESS = ("windows", "code")
 LIVE = "mute"
 
 

@@ -168,6 +168,21 @@ def _check_resets(arena: Arena, ended: Mapping[str, AttemptEnded]) -> None:
             assert ended[attempt].seconds == told["seconds"], "what the reset took is not the task's"
 
 
+def test_an_agent_that_dies_at_its_import_is_named_with_where_and_windows_is_not_reset(make: Make) -> None:
+    arena = make()
+    (arena.golden / "plan.json").write_text(json.dumps({"imports": ["unknown"]}))
+    arena.run("r", *tasks("score"), "--attempts", "2", "--allow-broken", "100%")
+    ended = ends(arena, "r")
+    for attempt in ("score.0", "score.1"):
+        outcome = ended[attempt].outcome
+        assert isinstance(outcome, Broken), outcome
+        assert outcome.cause is Cause.INTERNAL
+        died = "the client died at its start (exit code 1): ModuleNotFoundError: No module named 'unknown'"
+        frames = r" \(run\.py:\d+ > mm_agents/navi/agent\.py:\d+\)"
+        assert re.match(re.escape(died) + frames, outcome.detail), outcome
+        assert "Windows is reset" not in log_of(arena, "r", attempt)
+
+
 def test_a_guest_that_does_not_come_back_gets_golden_storage(arena: Arena) -> None:
     arena.run("golden", *tasks("corrupt"), "--workers", "1", "--task-timeout", "4", "--set", "restart_s=1")
     assert "Windows went back to golden" in log_of(arena, "golden", "corrupt.1")

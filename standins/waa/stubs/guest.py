@@ -23,7 +23,7 @@ FAULTS = {
     "windows": "windows cannot be brought to the front or closed (500): harmless",
     "observation": "observations are answered 500",
     "later-observation": "the same, from the second on",
-    "tree": "the accessibility tree is answered 500: harmless, the screenshot is there",
+    "tree": "the accessibility tree is answered 500: navi gets no mark with som_origin=a11y",
     "update": "what the agent's actions stand on is never taken",
     "code": "the agent's own code fails: harmless",
     "evaluator": "what evaluators ask is answered 500",

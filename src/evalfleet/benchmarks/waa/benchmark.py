@@ -302,6 +302,7 @@ class WaaBenchmark:
             "model": self._model,
             "action_space": settings.action_space,
             "observation_type": settings.observation_type,
+            "marks_from_tree": settings.som_origin == "a11y",
             "flags": self._flags,
             "secrets": agent_secrets(settings),
             "environ": [f"OPENAI_BASE_URL={settings.base_url}"] if settings.base_url else [],

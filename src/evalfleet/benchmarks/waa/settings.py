@@ -19,6 +19,8 @@ from .host.config import ON_MACHINE
 from .host.iso import PART_BYTES, problem_of
 
 Origin = Literal["oss", "a11y", "mixed-oss", "omni", "mixed-omni"]
+TREE_ORIGINS = ("a11y", "mixed-oss", "mixed-omni")
+"""Origins of marks that need the accessibility tree."""
 Observation = Literal["screenshot", "a11y_tree", "screenshot_a11y_tree", "som"]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Count = Annotated[int, Meta(ge=1)]
@@ -194,6 +196,12 @@ def _check_client(settings: WaaSettings, where: str) -> None:
         raise RequestError(
             f"{where}: agent is {settings.agent!r}, and the client of {settings.image} starts with no other "
             "than navi; give an image that has your agent with --set image=NAME"
+        )
+    if settings.observation_type == "screenshot" and settings.som_origin in TREE_ORIGINS:
+        raise RequestError(
+            f"{where}: som_origin is {settings.som_origin!r}, which takes marks from the accessibility tree, "
+            "and with observation_type 'screenshot' the client fetches none; say observation_type=a11y_tree, "
+            "or som_origin=oss"
         )
     if settings.api == "azure":
         raise RequestError(

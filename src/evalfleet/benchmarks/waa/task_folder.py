@@ -98,8 +98,11 @@ class Reading:
         return self.part is not None
 
 
-def read_task(directory: str) -> Reading:
-    """`directory` is one task's: `.../<domain>/<id>`. Raises nothing; what is not there says so."""
+def read_task(directory: str, marks_from_tree: bool = False) -> Reading:
+    """`directory` is one task's: `.../<domain>/<id>`. Raises nothing; what is not there says so.
+
+    `marks_from_tree`: the agent's marks came from the accessibility tree alone (som_origin=a11y).
+    """
     found = Reading()
     lines = _trajectory(os.path.join(directory, TRAJECTORY))
     found.steps = _steps(lines)
@@ -108,7 +111,7 @@ def read_task(directory: str) -> Reading:
     error = _last_error(lines)
     if error is not None:
         _blame(found, error)
-    _judge(found, directory)
+    _judge(found, directory, marks_from_tree)
     return found
 
 
@@ -133,7 +136,7 @@ def read_score(text: str) -> float | str:
     return max(0.0, score) + 0.0  # no minus zero in reports
 
 
-def _judge(found: Reading, directory: str) -> None:
+def _judge(found: Reading, directory: str, marks_from_tree: bool) -> None:
     """result.txt wins over an Error line: the client may fail after it has scored."""
     text = _read(os.path.join(directory, RESULT), 1 << 16)
     score = "" if text is None else read_score(text.decode("utf-8", "replace"))
@@ -147,7 +150,10 @@ def _judge(found: Reading, directory: str) -> None:
         found.cause = "result"
         found.error = score or f"no {RESULT} and no Error line in {TRAJECTORY}"
     if not found.score and found.part in (None, "agent", "client", "evaluator"):
-        _doubt(found, read_log(directory))
+        log = read_log(directory)
+        if marks_from_tree:
+            log.observation = log.observation or log.treeless
+        _doubt(found, log)
 
 
 def _doubt(found: Reading, log: TaskLog) -> None:

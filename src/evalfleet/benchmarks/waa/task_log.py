@@ -7,7 +7,8 @@ These rules say which of the errors in a task's log make a zero the infrastructu
   tidy up (windows brought to the front or closed, downloads cleared) count only if no call of the set-up
   succeeded: an agent can do without them, and Windows refuses them now and then.
 * The agent's steps: no observation could be had, after which the client waits out the remaining steps; or
-  the guest never took what the agent's actions stand on. What the agent's code came to there is its own.
+  the guest never took what the agent's actions stand on; or it never gave an accessibility tree to an agent
+  whose marks come from the tree alone. What the agent's code came to there is its own.
 * The evaluator: the guest's server did not answer, or answered that it failed (5xx). An answer that something
   is not there (4xx) is the state in which the agent left it, as is what the evaluator cannot make sense of;
   and programs in the guest, such as a browser, may have been closed by the agent.
@@ -58,7 +59,7 @@ _MACHINE = re.compile(r"No space left on device|Cannot allocate memory|Too many 
 class TaskLog:
     """What one task's log tells of failures. Each is the line that tells it, or empty."""
 
-    __slots__ = ("absent", "acted", "evaluator", "observation", "setup", "unseen")
+    __slots__ = ("absent", "acted", "evaluator", "observation", "setup", "treeless", "unseen")
 
     def __init__(self) -> None:
         self.setup = ""
@@ -66,6 +67,8 @@ class TaskLog:
         self.evaluator = ""
         self.unseen = ""
         """What was missing in the last observation that the agent was given."""
+        self.treeless = ""
+        """The failure of the accessibility tree, if it failed in all that the agent was given."""
         self.absent = ""
         """What the guest told an evaluator was not there."""
         self.acted = False
@@ -150,6 +153,8 @@ def _take_step(log: TaskLog, level: str, message: str) -> None:
     if message.startswith("Step "):
         log.unseen = ""  # it is followed by a new observation
     elif message.startswith("Agent: Thinking"):
+        without_tree = log.unseen if log.unseen.startswith(_NO_TREE) else ""
+        log.treeless = without_tree if log.treeless or not log.acted else ""
         log.acted = True
     elif level == "ERROR" and message.startswith(_NO_OBSERVATION):
         log.unseen = message

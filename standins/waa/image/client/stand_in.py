@@ -2,6 +2,7 @@
 
     {"scale": 0.003,               seconds here for a second there
      "calls": true,                the model is asked by HTTP, at OPENAI_BASE_URL
+     "imports": [MODULE],           what the agent imports at its start
      "boot_s": 0.3, "install_s": 0.5, "boots": true,      of the guest
      "install_waits": true,                  for a file /storage/go
      "downloads": true,                      it needs no ISO, as an image on a newer base

@@ -45,6 +45,10 @@ HINTS = (
     ("Unknown agent name", "check --set agent"),
     ("QMP", "the virtual machine's monitor does not answer"),
 )
+_TRACEBACK = "Traceback (most recent call last):"
+_FRAME = re.compile(r'^[ \t]*File "(?:/client/)?([^"]+)", line (\d+)', re.M)
+_FRAMES = 3
+"""So many of a traceback's frames are in the message, the innermost last."""
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Timeout)\b(?::|$)")
 
 LOG_TAIL = 1 << 20
@@ -59,10 +63,11 @@ END = f"""\
 for f in {FOLDER}/*/pid; do [ -e "$f" ] && kill -9 -- "-$(cat "$f")"; done 2>/dev/null
 """
 # Task and secrets come by standard input: no command line, no environment of an engine has them.
+# The results' folder is made here, because it is copied out also after a client that died at its start.
 CLIENT = f"""\
 {END}rm -rf {FOLDER}
 d=$1; limit=$2; shift 2
-mkdir -p "$d" && cd /client || exit 125
+mkdir -p "$d/results" && cd /client || exit 125
 IFS= read -r line && printf '%s\\n' "$line" >"$d/task.json"
 while IFS= read -r line && [ -n "$line" ]; do export "$line"; done
 if [ -n "${GATEWAY}" ]; then export NO_PROXY="$NO_PROXY,${GATEWAY}" no_proxy="$no_proxy,${GATEWAY}"; fi
@@ -85,6 +90,7 @@ class AttemptOrder:
         self.action_space = str(given["action_space"])
         self.observation_type = str(given["observation_type"])
         self.flags = _list(given["flags"])
+        self.marks_from_tree = bool(given["marks_from_tree"])
         self.secrets = _list(given["secrets"])
         self.environ = _list(given["environ"])
         self.programs: dict[str, int] = dict(given.get("programs") or {})  # type: ignore[call-overload]
@@ -167,7 +173,7 @@ def attempt(config: HostConfig, engine: Docker) -> int:
         return _write_result(
             out, {"broken": "readiness", "error": f"the task's files could not be had: {err}"}
         )
-    reading = read_task(out)
+    reading = read_task(out, order.marks_from_tree)
     _look_around(order, ending, reading, out)
     result = verdict(reading, ending, order.limit_s)
     if "broken" in result:
@@ -283,13 +289,19 @@ def _pass_on(process: subprocess.Popen[bytes], tail: bytearray) -> None:
 
 
 def last_words(said: bytes, secrets: Sequence[str]) -> str:
-    """The line that names the exception, or the last one. The values of secrets are taken out."""
+    """Return the line that names the exception, with where it was raised, or the last line.
+
+    The values of secrets are taken out.
+    """
     text = said.decode("utf-8", "replace")
     for value in filter(None, secrets):
         text = text.replace(value, "***")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     named = [line for line in lines if _EXCEPTION.match(line)]
-    return (named or lines or [""])[-1][:500]
+    words = (named or lines or [""])[-1][:500]
+    frames = _FRAME.findall(text.rpartition(_TRACEBACK)[2]) if named else []
+    where = " > ".join(f"{path}:{line}" for path, line in frames[-_FRAMES:])
+    return f"{words} ({where})" if where else words
 
 
 def _end_client(engine: Docker) -> None:

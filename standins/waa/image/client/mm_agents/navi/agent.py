@@ -1,6 +1,10 @@
 """Looks, asks its model, acts."""
 
+import stand_in
 from mm_agents.navi.gpt.gpt4v_oai import GPT4VisionOAI
+
+for name in stand_in.plan().get("imports", ()):
+    __import__(name)
 
 
 def remove_min_leading_spaces(text: str) -> str:
