@@ -378,7 +378,8 @@ def test_the_registry_of_a_pool_and_of_its_run(fleet: Fleet) -> None:
     assert run.wait().code == 0
     told = registry(fleet, "r")
     assert (told["total_tasks"], told["completed_tasks"], told["failed_tasks"]) == (2, 2, 0)
-    assert {worker["status"] for worker in told["workers"]} == {"deleted"}
+    assert {worker["status"] for worker in told["workers"]} == {"ready"}, "the pool's machines live on"
+    assert told["vm_size"] == own["vm_size"] != "pool"
     assert registry(fleet) == told
     assert list(told) == KEYS
     back = registry(fleet, "p")

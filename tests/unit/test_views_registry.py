@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from evalfleet import events as ev
 from evalfleet.files import replace, to_json
@@ -20,7 +21,8 @@ from .views_feed import START, Feed
 M1 = MachineId("run1-abc123-1")
 
 
-def document(feed: Feed) -> dict[str, Any]:
+def document(feed: Feed, **plan: str) -> dict[str, Any]:
+    feed.state.plan = structs.replace(feed.state.plan, **plan)
     registrar = Registrar(KindFields())
     registrar.note(feed.records)
     return registrar.document(feed.state)
@@ -162,6 +164,23 @@ def test_what_a_run_has_given_back_is_ready_and_the_next_ones(tmp_path: Path) ->
     lend(folder, document(second))
     lend(folder, document(first))  # once more, late
     assert shown(folder)["worker-1"]["current_task"] == "t_1", "a run that has ended wrote over a live one"
+
+
+def test_a_run_on_a_pool_knows_its_size_and_leaves_machines_that_are_set_up_and_live(tmp_path: Path) -> None:
+    folder = a_pool(tmp_path, ("worker-1", "worker-2"))
+    run = Feed(tasks=1, machines=2)
+    run.attempt("t_0", Scored(1.0, True))
+    run.lose(2)
+    run.finish()
+    told = document(run, pool="p", benchmark="waa")
+    told["vm_size"] = "pool"
+    lend(folder, told)
+    assert told["vm_size"] == "big"
+    assert [(w["status"], w["waa_ready"]) for w in told["workers"]] == [("ready", True), ("failed", False)]
+    assert {name: w["waa_ready"] for name, w in shown(folder).items()} == {
+        "worker-1": True,
+        "worker-2": False,
+    }
 
 
 def test_a_pool_without_a_file_is_left_alone(tmp_path: Path) -> None:

@@ -39,6 +39,13 @@ def pool(arena: Arena, verb: str, *words: str, code: int = 0) -> str:
     return arena.start("pool", verb, "dev", *words).finish(code)
 
 
+def shown_ready(arena: Arena) -> tuple[str | None, bool]:
+    """What the pool's file says of its machine to programs that hand out tasks by it."""
+    (worker,) = json.loads((arena.home / "dev/vm_pool_registry.json").read_bytes())["workers"]
+    assert worker["status"] == "ready"
+    return worker["docker_container"], worker["waa_ready"]
+
+
 def test_prepared_looked_at_and_reset(arena: Arena) -> None:
     pool(arena, "create", "--on", "lab")
     assert "there is no Windows on it; `evalfleet pool prepare dev waa`" in pool(
@@ -48,7 +55,9 @@ def test_prepared_looked_at_and_reset(arena: Arena) -> None:
     assert refused.startswith("evalfleet: machines of lab cannot be captured as an image"), "nothing was done"
     assert "there is no Windows on it; `evalfleet pool prepare dev waa`" in pool(arena, "screenshot", code=1)
     assert pool(arena, "status", "--probe").rstrip().endswith("-         ok"), "the machine itself answers"
+    assert shown_ready(arena) == (None, False)
     assert "worker-vm is prepared for waa" in pool(arena, "prepare", "waa")
+    assert shown_ready(arena) == ("winarena", True)
     assert "waa       ok\n" in pool(arena, "status", "--probe")
     assert pool(arena, "screenshot", "-o", "shots") == "shots/worker-vm.png\n"
     assert (arena.folder / "shots/worker-vm.png").read_bytes().startswith(PNG)
@@ -69,6 +78,7 @@ def test_prepared_looked_at_and_reset(arena: Arena) -> None:
         arena, "clean", code=2
     )
     assert pool(arena, "clean", "--yes") == "worker-vm is clean\n"
+    assert shown_ready(arena) == (None, False)
     assert host.run(["ls", "-A", DATA, "/root/.evalfleet-waa"], check=False).stdout == ""
     assert host.run(["docker", "ps", "-aq"]).stdout == ""
     assert host.run(["docker", "images", "-q"]).stdout == ""

@@ -28,12 +28,14 @@ from evalfleet.named_pools import (
 from evalfleet.names import safe_name
 from evalfleet.planning.plan import Resolved
 from evalfleet.planning.plan_parts import PlaceSettings, benchmark_of
+from evalfleet.planning.plugins import KindFields
 from evalfleet.planning.pool_plan import EXPIRES_S, PoolRequest, resolve_pool
 from evalfleet.planning.workspace import Workspace
 from evalfleet.policy import POOL
 from evalfleet.ports import Fence, Hosts, Place, Preflight
 from evalfleet.state import MachineState, RunState
 from evalfleet.views.follow import Follower
+from evalfleet.views.live import PoolScribe
 
 from .pool_machine import (
     ActionResult,
@@ -162,7 +164,15 @@ class Pool:
             await site.journal.append(self.workspace.now(), [prepared])
             tell(f"{site.machine.name} is prepared for {benchmark.name} after {took:.1f}s")
 
-        return await self.on(self._all, work, {**resolved.secrets, **addresses})
+        results = await self.on(self._all, work, {**resolved.secrets, **addresses})
+        self._write_registry()
+        return results
+
+    def _write_registry(self) -> None:
+        """Bring the pool's file up to date after a verb that needs no controller."""
+        store, home = self.store, self.store.home
+        newest = store.newest() == self.name
+        PoolScribe(home, store, self.name, is_newest=lambda: newest, fields=KindFields()).close()
 
     async def _keep_files(self, bundle: Bundle, tell: Callable[[str], None]) -> dict[str, str]:
         """Have the files that set-up fetches in the storage of the machines' place. Returns the variables by
@@ -217,6 +227,8 @@ class Pool:
             return [machine for name in names for machine in self._only(name)(view)]
 
         answers = await self.on(which, work, {})
+        if undone:
+            self._write_registry()
         return [(answer, ends.get(answer.machine.id)) for answer in answers]
 
     def _all(self, view: PoolView) -> list[MachineState]:

@@ -119,7 +119,7 @@ class Registrar:
             "name": machine.name,
             "ip": _host(machine.address),
             "status": worker_status(machine),
-            **self._fields.of_worker(state.plan, machine.prepared, ready=machine.phase == "ready"),
+            **self._fields.of_worker(state.plan, machine.prepared, ready=_is_set_up(state, machine)),
             "assigned_tasks": list(dict.fromkeys(self._assigned.get(machine.id, ()))),
             "completed_tasks": self._completed.get(machine.id, []),
             "current_task": current_task(state, machine.id),
@@ -127,6 +127,12 @@ class Registrar:
             "created_at": iso(machine.requested_at),
             "updated_at": iso(self._updated.get(machine.id, machine.requested_at)),
         }
+
+
+def _is_set_up(state: RunState, machine: MachineState) -> bool:
+    """Return True if the benchmark can run there. A pool's machine stays so when its run gives it back."""
+    given_back = bool(state.plan.pool) and machine.ready_at is not None and machine.cause is None
+    return machine.phase == "ready" or given_back
 
 
 def _host(address: str) -> str | None:
@@ -138,7 +144,10 @@ def _host(address: str) -> str | None:
 
 
 def lend(pool: Path, document: Document) -> None:
-    """Show in the pool's own file what a run does with the machines that it has borrowed."""
+    """Show in the pool's own file what a run does with the machines that it has borrowed.
+
+    The run's document learns from that file what its machines are, and that those it gave back exist.
+    """
     path = pool / REGISTRY
     with alone_in(pool):
         try:
@@ -151,6 +160,10 @@ def lend(pool: Path, document: Document) -> None:
                 _show_lent(worker, now)
         shown.update({key: document[key] for key in ("total_tasks", "completed_tasks", "failed_tasks")})
         replace(path, to_json(shown))
+    document.update({key: shown[key] for key in ("location", "vm_size")})
+    for worker in document["workers"]:
+        if worker["status"] in ("completed", "deleted"):
+            worker["status"] = "ready"
 
 
 def _show_lent(worker: dict[str, Any], lent: Document) -> None:
@@ -369,13 +382,13 @@ class Scribe:
         begun = time.monotonic()
         self._registry_is_old = False
         document = self._registrar.document(self.state)
+        if self.state.plan.pool:
+            lend(self._pool_folder, document)
+            self._lent_stamp = changed_at(self._pool_folder / REGISTRY)
         content = to_json(document)
         replace(self._folder / REGISTRY, content)
         if self._is_newest():
             replace(self._home / REGISTRY, content)
-        if self.state.plan.pool:
-            lend(self._pool_folder, document)
-            self._lent_stamp = changed_at(self._pool_folder / REGISTRY)
         self._registry_pace.took(begun)
 
     @property
