@@ -118,14 +118,14 @@ def test_a_plain_request(cwd: Path) -> None:
     assert found.warnings == ()
 
 
-def test_machines_of_a_pool_are_there_so_no_canary_is_waited_for(cwd: Path) -> None:
+def test_a_pool_has_the_canary_of_its_places(cwd: Path) -> None:
     pool = msgspec.structs.replace(resolved(cwd).plan, run="p")
     request = RunRequest(benchmark="bench/b.toml", pool="p")
     environ = {"API_KEY": "hunter2"}
     plan = resolve(request, environ=environ, cwd=cwd, now=NOW, pool=LentPool(pool)).plan
-    assert (plan.pool, plan.places, plan.limits.canary) == ("p", ("shed",), 0)
-    asked = request.but(canary=1)
-    assert resolve(asked, environ=environ, cwd=cwd, now=NOW, pool=LentPool(pool)).plan.limits.canary == 1
+    assert (plan.pool, plan.places, plan.limits.canary) == ("p", ("shed",), 1)
+    asked = request.but(canary=0)
+    assert resolve(asked, environ=environ, cwd=cwd, now=NOW, pool=LentPool(pool)).plan.limits.canary == 0
     auto = request.but(workers="auto", deadline="1h")
     found = resolve(auto, environ=environ, cwd=cwd, now=NOW, pool=LentPool(pool, machines=2)).plan.limits
     assert (found.auto, found.workers) == (True, 2), "it has as many machines as the pool, at most"

@@ -556,6 +556,20 @@ def test_a_client_that_dies_at_its_start_says_why_and_windows_is_not_to_blame() 
     assert attempt.last_words(f"usage: run.py [-h]\n{refused}\n".encode(), []) == refused
 
 
+def test_the_client_of_the_other_arena_is_not_started(tmp_path: Path) -> None:
+    (tmp_path / "client").mkdir()
+    (tmp_path / "client/run.py").write_text("print('started')")
+    script = attempt.CLIENT.replace("/client", f"{tmp_path}/client").replace(attempt.FOLDER, f"{tmp_path}/f")
+
+    def started() -> str:
+        argv = ["sh", "-c", script, "evalfleet", f"{tmp_path}/f/1", "60"]
+        return subprocess.run(argv, input="{}\n\n", capture_output=True, text=True, timeout=60).stdout
+
+    assert started() == "started\n"
+    (tmp_path / "client/check_setup.py").touch()
+    assert started().startswith("the image has the client of WindowsAgentArena-V2")
+
+
 @pytest.mark.parametrize(
     ("log", "expected"),
     [

@@ -269,6 +269,16 @@ def test_what_is_no_list_is_not_kept(tmp_path: Path, listed: bytes, words: str) 
     assert not list(tmp_path.iterdir())
 
 
+def test_a_checkout_of_the_other_arena_is_refused(tmp_path: Path) -> None:
+    client = tmp_path / "V2/src/win-arena-container/client"
+    (client / "evaluation_examples_windows").mkdir(parents=True)
+    (client / "evaluation_examples_windows/test_all.json").write_text(json.dumps(LISTED))
+    load(tmp_path, waa="V2")
+    (client / "check_setup.py").write_text("")
+    with pytest.raises(RequestError, match="is of WindowsAgentArena-V2, whose client has other flags"):
+        load(tmp_path, waa="V2")
+
+
 def test_a_kept_list_that_cannot_be_read_is_none(tmp_path: Path) -> None:
     benchmark().keep_tasks(told(test_all=LISTED), tmp_path / "home")
     (file,) = (tmp_path / "home/.waa/told").glob("sha256-*.json")

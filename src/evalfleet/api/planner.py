@@ -259,7 +259,6 @@ def job_of(plan: Plan, tasks: tuple[Task, ...], option: Option, chances: Chances
         plan.limits,
         workers=option.workers,
         auto=False,
-        canary=0 if option.pool else plan.limits.canary,
         budget_usd=None,
         max_duration_s=None,
         deadline_s=None,

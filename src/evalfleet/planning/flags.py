@@ -118,7 +118,7 @@ class RunOptions(TypedDict, total=False):
             "where",
             "count",
             "N",
-            "start with one machine, and make the others once N attempts have a score (default: the place's)",
+            "start with one machine; take the others once N attempts have a score (default: the place's)",
             low=0,
             high=1000,
         ),

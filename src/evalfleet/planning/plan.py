@@ -447,7 +447,7 @@ def _plan(
         agent=flags.agent,
         schedule=flags.schedule,
         slots=loaded.slots,
-        limits=limits_of(flags, places, canary_of(flags, places, pool), tasks, loaded.setup_s),
+        limits=limits_of(flags, places, canary_of(flags, places), tasks, loaded.setup_s),
         verdict=verdict_of(flags),
         machine_names=f"{given.benchmark.kind.machine_names}-{{n}}",
         model_usd=loaded.model_usd,

@@ -64,11 +64,11 @@ def _workers(flags: Flags, places: Sequence[PlaceSource], tasks: int) -> int:
     return max(1, min(tasks, listed or AUTO_MOST))
 
 
-def canary_of(flags: Flags, places: Sequence[PlaceSource], pool: str) -> int:
-    """Attempts that must end before more machines are made; a pool's are there, and prepared."""
+def canary_of(flags: Flags, places: Sequence[PlaceSource]) -> int:
+    """Return how many attempts must score before more machines are made, or taken from a pool."""
     if flags.canary is not None:
         return flags.canary
-    return 0 if pool else max(place.default_canary for place in places)
+    return max(place.default_canary for place in places)
 
 
 def verdict_of(flags: Flags) -> Verdict:

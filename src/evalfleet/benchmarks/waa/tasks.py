@@ -20,6 +20,7 @@ from evalfleet.model import SECOND, Micros, Task, TaskId, decodable
 from evalfleet.names import hint
 from evalfleet.toml_tables import reason
 
+from .host.config import V2_MARK
 from .host.iso import LICENCE_DAYS
 from .settings import WaaSettings
 
@@ -122,6 +123,7 @@ def task_files(settings: WaaSettings, base: Path, home: Path) -> TaskFiles:
     root = base / Path(settings.waa or CHECKOUT).expanduser()
     for inside in _INSIDE:
         if (root / inside / LIST).is_file():
+            _check_version(root / inside)
             return Folder(root / inside)
     if settings.waa:
         what = f"has no {LIST}" if root.is_dir() else "is no folder"
@@ -133,6 +135,15 @@ def task_files(settings: WaaSettings, base: Path, home: Path) -> TaskFiles:
         "checkout elsewhere with --set waa=PATH; or set up a machine with `evalfleet pool prepare POOL waa`, "
         f"which then tells the tasks of {settings.image}"
     )
+
+
+def _check_version(folder: Path) -> None:
+    """Raises RequestError for a checkout of GAIR's fork."""
+    if (folder.parent / V2_MARK).is_file():
+        raise RequestError(
+            f"{folder} is of WindowsAgentArena-V2, whose client has other flags and another tree of results: "
+            f"evalfleet runs microsoft/WindowsAgentArena alone; `{_CLONE}`, and name it with --set waa=PATH"
+        )
 
 
 # -- what machines told ---------------------------------------------------------------------------------

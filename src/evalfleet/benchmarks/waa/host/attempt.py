@@ -15,7 +15,7 @@ from itertools import takewhile
 
 from ..task_folder import TRAJECTORY, Reading, read_task  # noqa: TID252 there is no evalfleet on a machine
 from . import guest
-from .config import CONTAINER
+from .config import CONTAINER, V2_MARK
 from .container import ensure_clean, mark_clean, mark_dirty
 from .results import LiveTrajectory, bring_out
 from .shell import Failed, replace_file, say
@@ -62,12 +62,17 @@ _CALL = re.compile(rb'HTTP Request: [A-Z]+ \S+ "HTTP/[0-9.]+ ([0-9]{3})|(Retryin
 END = f"""\
 for f in {FOLDER}/*/pid; do [ -e "$f" ] && kill -9 -- "-$(cat "$f")"; done 2>/dev/null
 """
+V2_WORDS = (
+    "the image has the client of WindowsAgentArena-V2, whose flags and results differ: take an image of "
+    "microsoft/WindowsAgentArena"
+)
 # Task and secrets come by standard input: no command line, no environment of an engine has them.
 # The results' folder is made here, because it is copied out also after a client that died at its start.
 CLIENT = f"""\
 {END}rm -rf {FOLDER}
 d=$1; limit=$2; shift 2
 mkdir -p "$d/results" && cd /client || exit 125
+[ ! -e {V2_MARK} ] || {{ echo "{V2_WORDS}"; exit 1; }}
 IFS= read -r line && printf '%s\\n' "$line" >"$d/task.json"
 while IFS= read -r line && [ -n "$line" ]; do export "$line"; done
 if [ -n "${GATEWAY}" ]; then export NO_PROXY="$NO_PROXY,${GATEWAY}" no_proxy="$no_proxy,${GATEWAY}"; fi

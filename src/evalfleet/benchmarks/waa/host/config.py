@@ -24,6 +24,8 @@ SENT = "sent:"
 SENT_FROM = ("EVALFLEET_GOLDEN_URL", "EVALFLEET_GOLDEN_TOKEN")
 """The variables by which it learns where that is."""
 
+V2_MARK = "check_setup.py"
+"""Beside the client of WindowsAgentArena-V2, which we do not run, and of no other that we know."""
 ENVIRONMENT = "EVALFLEET_WAA"
 FILE = "config.json"
 POINTER = "~/.evalfleet-waa"
