@@ -7,8 +7,10 @@ It writes down what it served (`models.served`), so that what a meter counted ca
 model's name says how its calls go, after a `+`: `any+cut` breaks its streams off, `+stall` stops answering,
 `+500`, `+429`, `+400` fail, `+nonsense` answers what is no JSON, `+negative` and `+absurd` tell usage that
 cannot be, `+silent` tells none, `+slow` waits between the events of a stream, `+hold` stops in the midst of
-one until somebody asks for `/go`. By hand: `python -m standins.models`; MODELS_KEY may name a file with the
-key to demand.
+one until somebody asks for `/go`. `models.deployed` says which model a deployment serves. As with the
+originals, a path goes before the body, a background response can be fetched as often as one likes, and some
+paths give keys away (`models.given_away`). By hand: `python -m standins.models`; MODELS_KEY may name a file
+with the key to demand.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -29,6 +32,16 @@ from standins import by_hand
 KEY = "sk-real-key-of-the-stand-in"
 WORDS = 12
 PAUSE_S = 0.05
+_ids = count(1)
+POLLS = 2
+"""So often a background response is fetched before it is complete."""
+MODEL_PATHS = {
+    "chat/completions": "chat",
+    "completions": "chat",
+    "responses": "responses",
+    "messages": "anthropic",
+    "embeddings": "embeddings",
+}
 
 
 class Served(NamedTuple):
@@ -47,6 +60,12 @@ class Models:
         self.served: list[Served] = []
         self.keys_seen: set[str] = set()
         self.requests: list[dict[str, Any]] = []
+        self.arrived: list[str] = []
+        """Method and path of all that came with the key."""
+        self.given_away: list[str] = []
+        self.deployed: dict[str, str] = {}
+        self._stored: dict[str, tuple[_Call, int]] = {}
+        self._batch: list[_Call] = []
         self.cancelled = 0
         self.go = asyncio.Event()
         self._pause_s = pause_s
@@ -57,8 +76,7 @@ class Models:
         app = web.Application(client_max_size=256 << 20)
         app.router.add_get("/served", self._sums)
         app.router.add_get("/go", self._go)
-        app.router.add_get("/{rest:.*}", self._models)
-        app.router.add_post("/{rest:.*}", self._answer)
+        app.router.add_route("*", "/{rest:.*}", self._answer)
         self._runner = web.AppRunner(app, handler_cancellation=True)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self._port)
@@ -79,9 +97,6 @@ class Models:
         counts = {"requests": len(self.requests), "calls": len(self.served)}
         return web.json_response({**counts, "tokens": dict(sums)})
 
-    async def _models(self, request: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [{"id": "any", "object": "model"}]})
-
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         headers = request.headers
         key = headers.get("x-api-key") or headers.get("api-key") or headers.get("x-goog-api-key")
@@ -89,19 +104,60 @@ class Models:
         self.keys_seen.add(key)
         if key != self.key:
             return _error(401, "invalid_api_key", "Incorrect API key provided.")
+        method = headers.get("x-http-method-override", request.method).upper()
+        self.arrived.append(f"{method} {request.path}")
+        if method == "GET":
+            return self._get(request.path)
+        if method != "POST":
+            return _error(405, "method_not_supported", f"Not allowed to {method} on {request.path}.")
+        if request.path.endswith(("/realtime/client_secrets", "/key/generate")):
+            self.given_away.append(f"ek-{len(self.given_away)}")
+            return web.json_response({"value": self.given_away[-1]})
+        if request.path.endswith("/moderations"):
+            return web.json_response({"id": "modr-1", "model": "omni-moderation-latest", "results": []})
+        if not _dialect(request.path):
+            return _error(404, "not_found", f"Unknown request URL: POST {request.path}.")
         try:
             body: dict[str, Any] = json.loads(await request.text())
         except ValueError:
             return _error(400, "invalid_request_error", "We could not parse the JSON body of your request.")
         self.requests.append(body)
-        call = _Call(request, body)
+        call = _Call(request.path, body, self.deployed)
         if call.mood.isdigit():
             return _error(int(call.mood), "server_error", f"The stand-in was asked to fail with {call.mood}.")
         if call.mood == "stall":
             await asyncio.Event().wait()
         if call.mood == "nonsense":
             return web.Response(text="<html>this is no JSON</html>", content_type="application/json")
+        if body.get("background"):
+            self._stored[call.id] = (call, 0)
+            return web.json_response(call.response("queued"))
         return await self._stream(request, call) if call.streams else self._whole(call)
+
+    def _get(self, path: str) -> web.Response:
+        parent, _, last = path.rpartition("/")
+        if last == "models":
+            return web.json_response({"object": "list", "data": [{"id": "any", "object": "model"}]})
+        if path.endswith("/files/results/content"):
+            return web.Response(text="".join(self._results()))
+        if not parent.endswith("/responses") or last not in self._stored:
+            return _error(404, "not_found", f"Unknown request URL: GET {path}.")
+        call, polls = self._stored[last]
+        self._stored[last] = (call, polls + 1)
+        if polls + 1 == POLLS:
+            self._note(call)
+        return web.json_response(call.answer() if polls + 1 >= POLLS else call.response("in_progress"))
+
+    def _results(self) -> list[str]:
+        """What a batch has answered, a line for each of its calls. It used its tokens once."""
+        if not self._batch:
+            self._batch = [
+                _Call("/v1/responses", {"model": "any", "input": "word " * n}, {}) for n in range(3)
+            ]
+            for call in self._batch:
+                self._note(call)
+        answers = [{"status_code": 200, "body": call.answer()} for call in self._batch]
+        return [json.dumps({"custom_id": "a", "response": answer}) + "\n" for answer in answers]
 
     def _whole(self, call: _Call) -> web.Response:
         self._note(call)
@@ -144,13 +200,14 @@ class Models:
 class _Call:
     """What was asked, in whichever dialect, and the answer."""
 
-    def __init__(self, request: web.Request, body: dict[str, Any]) -> None:
-        path = request.path
+    def __init__(self, path: str, body: dict[str, Any], deployed: Mapping[str, str]) -> None:
         self.body = body
         self.dialect = _dialect(path)
         in_path = path.rpartition("/")[2].rpartition(":")[0] if self.dialect == "gemini" else ""
         deployment = path.partition("/deployments/")[2].partition("/")[0]
-        self.model = str(body.get("model") or in_path or deployment or "any")
+        asked = in_path or deployment or str(body.get("model") or "any")
+        self.model = deployed.get(asked, asked)
+        self.id = f"resp_{next(_ids)}"
         self.mood = self.model.partition("+")[2]
         self.streams = body.get("stream") is True or "streamGenerateContent" in path
         size = len(json.dumps(body))
@@ -230,7 +287,7 @@ class _Call:
                 **({"usageMetadata": usage} if usage else {}),
             }
         if self.dialect == "responses":
-            return {**self._response("completed"), "usage": usage or None}
+            return {**self.response("completed"), "usage": usage or None}
         if self.dialect == "embeddings":
             data = [{"object": "embedding", "index": 0, "embedding": [0.1, 0.2]}]
             return {"object": "list", "model": self.model, "data": data, "usage": usage}
@@ -244,12 +301,12 @@ class _Call:
         }
         return {**known, **({"usage": usage} if usage else {})}
 
-    def _response(self, status: str) -> dict[str, Any]:
+    def response(self, status: str) -> dict[str, Any]:
         content = [{"type": "output_text", "text": "word " * WORDS, "annotations": list[Any]()}]
         output = [
             {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": content}
         ]
-        known = {"id": "resp_1", "object": "response", "created_at": 1, "status": status, "model": self.model}
+        known = {"id": self.id, "object": "response", "created_at": 1, "status": status, "model": self.model}
         more: dict[str, Any] = {"parallel_tool_calls": True, "tool_choice": "auto", "tools": list[Any]()}
         return {**known, **more, "output": output if status == "completed" else list[Any]()}
 
@@ -261,7 +318,7 @@ class _Call:
         if self.dialect == "responses":
             created: dict[str, Any] = {
                 "type": "response.created",
-                "response": self._response("in_progress"),
+                "response": self.response("in_progress"),
                 "sequence_number": 0,
             }
             texts: list[dict[str, Any]] = [
@@ -326,11 +383,10 @@ class _Call:
 
 
 def _dialect(path: str) -> str:
-    if "eneratecontent" in path.lower():
+    """Empty: the path is of no API."""
+    if path.endswith((":generateContent", ":streamGenerateContent")):
         return "gemini"
-    last = path.rpartition("/")[2]
-    known = {"messages": "anthropic", "responses": "responses", "embeddings": "embeddings"}
-    return known.get(last, "chat")
+    return next((MODEL_PATHS[end] for end in MODEL_PATHS if path.endswith("/" + end)), "")
 
 
 def _event(document: dict[str, Any], kind: str = "", end: bytes = b"\n\n") -> bytes:

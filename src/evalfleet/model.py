@@ -397,6 +397,8 @@ class Metering(Struct, frozen=True, omit_defaults=True):
     """How often the same error of a model may come before it ends an attempt. None: the meter's own limit."""
     port: int | None = None
     """Where the meter listens on a machine. None: at any port that is free."""
+    paths: tuple[str, ...] = ()
+    """Paths of the models' APIs that are passed on beside the known ones, each with all below it."""
 
 
 Spent = Annotated[float, Meta(ge=0.0, le=1e6)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import secrets
 import signal
 import socket
@@ -18,6 +19,7 @@ import aiohttp
 import pytest
 
 from evalfleet.channels import meter
+from evalfleet.channels.supervisor.meter_process import _sums_of  # pyright: ignore[reportPrivateUsage]
 from standins.models import Models
 from tests.lazily import lazily
 from tests.pythons import python_3_8
@@ -384,6 +386,180 @@ def test_tokens_can_be_limited_too(tmp_path: Path) -> None:
             await it.gpt().chat.completions.create(model="any", messages=ASK)
 
     run(test, tmp_path)
+
+
+async def raw(it: Metered, line: str, body: bytes = b"", headers: str = "", key: str = "") -> tuple[int, str]:
+    """A call as no client would write it: its first line as it is. The status and what was answered."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(it.url.rpartition(":")[2]))
+    head = f"{line} HTTP/1.1\r\nAuthorization: Bearer {key or it.key}\r\nConnection: close\r\n{headers}"
+    writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    answer = await reader.read()
+    writer.close()
+    return int(answer.split()[1]), answer.partition(b"\r\n\r\n")[2].decode()
+
+
+CHAT = json.dumps({"model": "any", "messages": ASK}).encode()
+NOT_ALLOWED = (
+    "POST /openai/v1/realtime/client_secrets",
+    "POST /openai/key/generate",
+    "POST /openai/v1/../key/generate",
+    "POST /openai/%2e%2e/key/generate",
+    "POST /openai/v1/chat/completions/%2e%2e/%2e%2e/%2e%2e/key/generate",
+    "POST /openai/v1/chat/completions/%252e%252e/%252e%252e/key/generate",
+    "POST /openai/v1/chat/completions:models",
+    "POST /openai/%2e%2e/models",
+    "POST /openai/v1/models/any;x=1:countTokens",
+    "post /openai/v1/chat/completions",
+    "PUT /openai/v1/chat/completions",
+    "GET /openai/v1/chat/completions",
+    "GET /openai/v1/files",
+    "GET /openai/v1/realtime",
+    "POST /openai/v1/batches",
+    "DELETE /openai/v1/models/any",
+)
+
+
+def test_only_known_methods_and_paths_are_passed_on_and_the_others_are_told_why(tmp_path: Path) -> None:
+    async def test(it: Metered) -> None:
+        for line in NOT_ALLOWED:
+            status, answer = await raw(it, line, CHAT)
+            assert status in (403, 404), line
+            assert "the meter does not pass on" in answer or "the meter passes on to" in answer, line
+        assert (it.models.arrived, it.models.given_away) == ([], [])
+        assert (await raw(it, "POST /openai/v1/batches/b/cancel"))[0] == 404, "the upstream's own answer"
+        assert (await it.state())["wedged"] == ""
+
+    run(test, tmp_path, paths=["/v1/batches/b"])
+
+
+def test_calls_that_others_may_read_otherwise_are_passed_on_in_one_form_and_counted(tmp_path: Path) -> None:
+    async def test(it: Metered) -> None:
+        twice = b'{"model": "cheap", "messages": [], "Model": "any"}'
+        assert (await raw(it, "POST /openai/v1/chat/completions", twice))[0] == 400
+        override = "X-HTTP-Method-Override: GET\r\nX_HTTP_Method_Override: GET\r\nUpgrade: h2c\r\n"
+        for path in ("/openai/v1/chat/completions", "//openai/%76%31//./chat/completions/"):
+            assert (await raw(it, f"POST {path}", CHAT, override))[0] == 200
+        assert it.models.arrived == ["POST /v1/v1/chat/completions"] * 2
+        assert (await raw(it, "GET /openai/v1/models", CHAT))[0] == 200
+        state = await it.state()
+        assert state["tokens"]["in"] == sum(call.tokens["in"] for call in it.models.served) > 0
+        assert (state["unknown"], len(it.models.served)) == (0, 2)
+
+    run(test, tmp_path)
+
+
+CHEAP = {**PRICES, "cheap": {"in": 1e-9, "out": 1e-9}}
+
+
+def test_a_call_is_priced_by_what_the_upstream_says_then_its_path_then_its_body(tmp_path: Path) -> None:
+    async def test(it: Metered) -> None:
+        it.models.deployed = {"cheap-alias": "any", "cheap": "any"}
+        body = json.dumps({"model": "cheap", "messages": ASK}).encode()
+        for line in (
+            "POST /azure/openai/deployments/any/chat/completions",
+            "POST /gemini/v1beta/models/any:generateContent",
+            "POST /azure/openai/deployments/cheap-alias/chat/completions",
+            "POST /openai/v1/chat/completions",
+        ):
+            assert (await raw(it, line, body))[0] == 200
+            call = it.models.served[-1].tokens
+            usd = (call["in"] - call["cached"]) * PRICE["in"] + call["cached"] * PRICE["cached"]
+            assert it.ended()[-1]["usd"] == pytest.approx(usd + call["out"] * PRICE["out"]), line
+        assert [line["model"] for line in it.ended()] == ["any"] * 4
+        await raw(it, "POST /azure/openai/deployments/any%2Bsilent/chat/completions", body)
+        assert it.ended()[-1]["at_most_usd"] > 0.2, (
+            "where the upstream says nothing, the path goes before the body"
+        )
+
+    run(test, tmp_path, prices=CHEAP)
+
+
+def test_a_background_response_counts_once_when_it_is_complete(tmp_path: Path) -> None:
+    async def test(it: Metered) -> None:
+        client = it.gpt()
+        begun = await client.responses.create(model="any", input="say words", background=True)
+        unknown = (await it.state())["unknown_usd"]
+        assert (await client.responses.retrieve(begun.id)).status == "in_progress"
+        assert (await it.state())["unknown_usd"] == unknown > 0.2
+        for _ in range(5):
+            assert (await client.responses.retrieve(begun.id)).status == "completed"
+        state, (served,) = await it.state(), it.models.served
+        assert state["tokens"] == served.tokens
+        assert (state["unknown"], state["unknown_tokens"], state["unknown_usd"]) == (0, 0, 0)
+        assert state["usd"] == pytest.approx(sum(line.get("usd", 0) for line in it.ended()), abs=1e-8)
+        assert state["models"]["any"]["calls"] == 1
+        left = _sums_of(str(it.folder / "attempt"))
+        assert (left["usd"], left["tokens"]) == (pytest.approx(state["usd"], abs=1e-8), state["tokens"])
+        assert (left["unknown"], left["unknown_usd"]) == (0, 0)
+
+    run(test, tmp_path)
+
+
+def test_the_results_of_a_batch_count_once_when_they_are_fetched(tmp_path: Path) -> None:
+    async def test(it: Metered) -> None:
+        for _ in range(2):
+            assert (await raw(it, "GET /openai/v1/files/results/content"))[0] == 200
+        state, served = await it.state(), it.models.served
+        assert len(served) == 3
+        assert state["tokens"]["out"] == sum(call.tokens["out"] for call in served)
+        assert (state["unknown"], state["usd"] > 0) == (0, True)
+
+    run(test, tmp_path, paths=["/v1/files"])
+
+
+def test_with_a_budget_free_calls_pass_and_calls_without_a_price_are_refused_one_by_one(
+    tmp_path: Path,
+) -> None:
+    async def test(it: Metered) -> None:
+        await it.ask(do="limit", attempt="t.1", usd=1.0)
+        with pytest.raises(openai.APIStatusError, match=r"no price is known for the model 'anny'; add it"):
+            await it.gpt().chat.completions.create(model="anny", messages=ASK)
+        state = await it.state()
+        assert (state["refused"], state["wedged"], state["usd"], state["unknown"]) == ("", "", 0, 0)
+        assert (await raw(it, "POST /openai/v1/moderations", b'{"input": "words"}'))[0] == 200
+        await it.gpt().chat.completions.create(model="any", messages=ASK)
+        assert [line["status"] for line in it.ended()] == [402, 200, 200]
+        assert (await it.ask(do="close", attempt="t.1"))["wedged"] == ""
+
+    run(test, tmp_path)
+
+
+def test_an_attempt_all_of_whose_calls_were_turned_away_is_not_measured(tmp_path: Path) -> None:
+    async def test(it: Metered) -> None:
+        await it.ask(do="limit", attempt="t.1", usd=1.0)
+        with pytest.raises(openai.APIStatusError):
+            await it.gpt().chat.completions.create(model="anny", messages=ASK)
+        assert "no price is known" in (await it.ask(do="close", attempt="t.1"))["wedged"]
+
+    run(test, tmp_path)
+
+
+def test_who_has_no_key_can_neither_fill_the_memory_nor_keep_others_out(tmp_path: Path) -> None:
+    """A body of 64 MB without a key, and 1,100 connections that say nothing or only half a head."""
+
+    async def test(it: Metered) -> None:
+        port = int(it.url.rpartition(":")[2])
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        head = "POST /openai/v1/chat/completions HTTP/1.1\r\nAuthorization: Bearer x\r\n"
+        writer.write(f"{head}Content-Length: {64 << 20}\r\n\r\n".encode())
+        assert b" 401 " in await reader.readline()
+        writer.write(b"x" * (64 << 20))
+        with pytest.raises(ConnectionError):
+            await writer.drain()
+        idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(1100)]
+        for _, half in idle[:500]:
+            half.write(b"POST /openai")
+        await asyncio.wait_for(it.gpt().chat.completions.create(model="any", messages=ASK), 20)
+        for _, connection in idle:
+            connection.close()
+        assert len(os.listdir(f"/proc/{it.process.pid}/fd")) < 1100
+
+    few, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
+    try:
+        run(test, tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (few, hard))
 
 
 def test_nobody_without_an_attempts_key_is_served(tmp_path: Path) -> None:

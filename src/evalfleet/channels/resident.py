@@ -254,6 +254,7 @@ class Resident(Session):
             "keep_calls": metering.keep_calls,
             "most_out": metering.most_out,
             "same_errors": metering.same_errors,
+            "paths": metering.paths,
             "sealed": seal(msgspec.json.encode(hidden), public),
         }
         await self._ask_for_meter({"orders": orders})

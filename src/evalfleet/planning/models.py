@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Struct, field
 
 from evalfleet.channels.meter.accounts import Prices, price_of
+from evalfleet.channels.meter.endpoints import route_of, split_target
 from evalfleet.errors import RequestError
 from evalfleet.model import SECOND, Metering, Micros, ModelApi, decodable
 from evalfleet.names import hint
@@ -73,6 +74,7 @@ class ModelTable(Struct, frozen=True, forbid_unknown_fields=True):
     max_output_tokens: int | None = None
     same_errors: int | None = None
     port: int | None = None
+    paths: tuple[str, ...] = ()
 
 
 def read_model_table(table: Mapping[str, Any], where: str) -> ModelTable:
@@ -88,6 +90,11 @@ def read_model_table(table: Mapping[str, Any], where: str) -> ModelTable:
             raise RequestError(f"{where}: {name!r} is {value}; write a number above 0, or leave it out")
     if found.port is not None and not 0 < found.port < 65536:
         raise RequestError(f"{where}: 'port' is {found.port}; write one from 1 to 65535, or leave it out")
+    for path in found.paths:
+        if path == "/" or split_target(f"/x{path}") != ("x", path) or route_of("PUT", path, [path]) is None:
+            raise RequestError(
+                f"{where}: 'paths' has {path[:80]!r}; write paths of the API such as \"/v1/files\""
+            )
     if found.upstream:
         check_url(found.upstream, f"{where}: 'upstream'")
     if found.upstream and not found.key:
@@ -202,6 +209,7 @@ def metering_of(
         table.max_output_tokens,
         same_errors=table.same_errors,
         port=table.port,
+        paths=table.paths,
     )
 
 

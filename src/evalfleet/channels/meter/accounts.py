@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import time
 from typing import Any, Callable, Mapping, NamedTuple
+
+from .endpoints import Route
+from .usage import Told
 
 SAME_ERROR_TIMES = 20
 SAME_ERROR_S = 600.0
@@ -17,6 +21,8 @@ MOST_MODELS = 50
 OTHERS = "others"
 """What models are called together beyond so many of one attempt: their names are the caller's words."""
 OK = 400  # statuses below it
+MOST_STORED = 10_000
+RESPONSES = "/responses"
 NO_CALLS = {"calls": 0, "usd": 0.0, "unknown": 0, "unknown_usd": 0.0}
 _DATED = re.compile(r"[-@](\d{8}|\d{4}-\d{2}-\d{2}|\d{4}|latest)$")
 
@@ -32,6 +38,7 @@ class Most(NamedTuple):
 
 
 NOTHING = Most(0, 0)
+NOWHERE = Route("", generates=False)
 
 
 class ErrorRule:
@@ -44,7 +51,14 @@ class ErrorRule:
 class Account:
     """An attempt's calls, tokens and money, and how much of both it may use."""
 
-    def __init__(self, attempt: str, folder: str, prices: Prices, rule: ErrorRule) -> None:
+    def __init__(
+        self,
+        attempt: str,
+        folder: str,
+        prices: Prices,
+        rule: ErrorRule,
+        stored: dict[str, Call | None],
+    ) -> None:
         self.attempt = attempt
         self.folder = folder
         self.calls = 0
@@ -61,8 +75,13 @@ class Account:
         self.refused = ""  # why a call was refused for want of money
         self.wedged = ""  # the error that came again and again
         self.last_at = 0.0
+        self.connections = 0
+        self.held = 0  # bytes of calls that have come, and have not ended
         self._prices = prices
         self._rule = rule
+        self._stored = stored
+        self._answered = False  # a call of it has got an answer
+        self._turned_away = ""  # why a call was not passed on, though there was money for it
         self._same: tuple[str, float, int] = ("", 0.0, 0)  # an error, since when, how often
         self._under_way: dict[int, Call] = {}
         os.makedirs(folder, mode=0o700, exist_ok=True)
@@ -81,79 +100,124 @@ class Account:
             self.allowed_tokens is None or tokens < self.allowed_tokens
         )
 
-    def begin(self, model: str, most: Most = NOTHING) -> Call:
+    def begin(self, model: str, most: Most = NOTHING, route: Route = NOWHERE) -> Call:
         """`most`: what the call can use. It is written down first, for whoever reads the list of a meter that
         was killed meanwhile."""
         self.calls += 1
-        call = self._under_way[self.calls] = Call(self, self.calls, model, most)
+        call = self._under_way[self.calls] = Call(self, self.calls, model, most, route)
         self.write({"n": call.n, "at": call.at, "model": model, **self._at_most(call)})
         return call
 
-    def _at_most(self, call: Call) -> dict[str, Any]:
-        """What a call of which nobody tells more can have used."""
-        if not call.counts:
-            return {}
-        most = Most(call.tokens.get("in", call.most.tokens_in), call.tokens.get("out", call.most.tokens_out))
-        line: dict[str, Any] = {"at_most_tokens": most.tokens_in + most.tokens_out}
-        price = price_of(self._prices, call.model)
-        if price is not None:
-            dearest = max(price["in"], price.get("cache_write", 0.0))
-            usd = most.tokens_in * dearest + most.tokens_out * price.get("out", max(price.values()))
-            line["at_most_usd"] = round(usd, 9)
-        return line
+    def turn_away(self, model: str, status: int, why: str) -> None:
+        """A call that is not passed on. It costs nothing, and is an error of the attempt's like any other."""
+        self._turned_away = why
+        self.begin(model).end(status, why)
 
     def end(self, call: Call) -> None:
         if self._under_way.pop(call.n, None) is None:
             return  # the account was closed before
         self.last_at = time.time()
-        for kind, count in call.tokens.items():
-            self.tokens[kind] = self.tokens.get(kind, 0) + count
+        self._answered = self._answered or call.status in range(1, OK)
+        earlier = self._fetched(call) if call.route.stored and call.tokens else None
         usd = self._usd(call)
-        most = self._at_most(call) if usd is None else {}
-        if usd is not None:
-            self.usd += usd
-        else:
-            self.unknown += 1
-            self.unknown_usd += most.get("at_most_usd", 0.0)
-            told = call.tokens.get("in", 0) + call.tokens.get("out", 0)
-            self.unknown_tokens += max(0, most["at_most_tokens"] - told)
-        if call.counts:
-            self._by_model(call, usd, most.get("at_most_usd", 0.0))
+        call.at_most = self._at_most(call) if usd is None else {}
+        if call.told and call.route.path.endswith(RESPONSES):
+            self._store(call.told[0].id, call if usd is None else None)
+        self._name(call)
+        self._count(call, usd)
         self.throttled += call.status == 429
         self._notice(call)
-        self.write({**call.line(usd), **most})
+        self.write({**call.line(usd), **({"of": earlier.n} if earlier is not None else {})})
 
-    def _by_model(self, call: Call, usd: float | None, most_usd: float) -> None:
+    def _fetched(self, call: Call) -> Call | None:
+        """Let a stored answer count once, when it is complete.
+
+        Returns the call that began it, if that counted as unknown until now and is in the same list of calls.
+        """
+        key, known = call.route.stored, call.route.stored in self._stored
+        begun = self._stored.get(key)
+        if not {"in", "out"} <= call.tokens.keys() or (
+            known and not (begun and begun.account.take_back(begun))
+        ):
+            call.told = []
+            return None
+        self._store(key, None)
+        if begun is None:
+            return None
+        call.model = begun.model
+        return begun if begun.account is self else None
+
+    def take_back(self, call: Call) -> bool:
+        """Count an unknown call no more: its answer was fetched, and counts. False: its account is closed."""
+        if self._file >= 0:
+            self._count(call, None, -1)
+        return self._file >= 0
+
+    def _store(self, key: str, call: Call | None) -> None:
+        self._stored[key] = call
+        if len(self._stored) > MOST_STORED:
+            del self._stored[next(iter(self._stored))]
+
+    def _name(self, call: Call) -> None:
+        """Count a call by the model that its price is of."""
+        used = call.told[0].model if call.told else ""
+        price = price_of(self._prices, used)
+        if not call.model or (price is not None and price is not price_of(self._prices, call.model)):
+            call.model = used
+
+    def _count(self, call: Call, usd: float | None, sign: int = 1) -> None:
+        most_usd = call.at_most.get("at_most_usd", 0.0)
+        for kind, count in call.tokens.items():
+            self.tokens[kind] = self.tokens.get(kind, 0) + sign * count
+        self.usd += sign * (usd or 0.0)
+        if usd is None:
+            self.unknown += sign
+            self.unknown_usd += sign * most_usd
+            told = call.tokens.get("in", 0) + call.tokens.get("out", 0)
+            self.unknown_tokens += sign * max(0, call.at_most["at_most_tokens"] - told)
+        if not call.counts:
+            return
         name = call.model if call.model in self.models or len(self.models) < MOST_MODELS else OTHERS
         sums = self.models.setdefault(name, {**NO_CALLS, "tokens": {}})
-        sums["calls"] += 1
-        sums["usd"] += usd or 0.0
-        sums["unknown"] += usd is None
-        sums["unknown_usd"] += most_usd
+        sums["calls"] += sign
+        sums["usd"] += sign * (usd or 0.0)
+        sums["unknown"] += sign * (usd is None)
+        sums["unknown_usd"] += sign * most_usd
         for kind, count in call.tokens.items():
-            sums["tokens"][kind] = sums["tokens"].get(kind, 0) + count
+            sums["tokens"][kind] = sums["tokens"].get(kind, 0) + sign * count
 
     def can_price(self, model: str) -> bool:
         """Where money is limited, a call whose cost nobody could tell must not begin."""
         return self.allowed_usd is None or price_of(self._prices, model) is not None
+
+    def _at_most(self, call: Call) -> dict[str, Any]:
+        """What a call can have used whose usage or price is unknown."""
+        if not call.counts:
+            return {}
+        tokens, usd = 0, 0.0
+        for told in call.told or [Told()]:
+            tokens_in = told.tokens.get("in", call.most.tokens_in)
+            tokens_out = told.tokens.get("out", call.most.tokens_out)
+            tokens += tokens_in + tokens_out
+            price = self._price(told, call)
+            if price is None:
+                usd = math.nan
+                continue
+            dearest = max(price["in"], price.get("cache_write", 0.0))
+            usd += tokens_in * dearest + tokens_out * price.get("out", max(price.values()))
+        return {"at_most_tokens": tokens, **({} if math.isnan(usd) else {"at_most_usd": round(usd, 9)})}
+
+    def _price(self, told: Told, call: Call) -> Mapping[str, float] | None:
+        """By what the upstream says that it used, else by what was asked for."""
+        return price_of(self._prices, told.model) or price_of(self._prices, call.model)
 
     def _usd(self, call: Call) -> float | None:
         """None where tokens or price are unknown. A call that was refused, or never sent, costs nothing."""
         refused = call.status >= OK and not call.tokens and not call.unanswered
         if not call.counts or refused or not call.sent:
             return 0.0
-        price = price_of(self._prices, call.model)
-        if price is None or "in" not in call.tokens or "out" not in call.tokens:
-            return None
-        if call.tokens["out"] and "out" not in price:
-            return None
-        plain = call.tokens["in"]
-        usd = call.tokens["out"] * price.get("out", 0.0)
-        for kind in ("cached", "cache_write"):
-            part = call.tokens.get(kind, 0)
-            plain -= part
-            usd += part * price.get(kind, price["in"])
-        return usd + plain * price["in"]
+        costs = [_cost(told.tokens, self._price(told, call)) for told in call.told or [Told()]]
+        return None if None in costs else sum(filter(None, costs))
 
     def _notice(self, call: Call) -> None:
         """An error that comes again and again, with no success between, will not go away by itself."""
@@ -177,6 +241,8 @@ class Account:
         """What is still under way is counted as far as it has told. What it tells later is not counted."""
         for call in [*self._under_way.values()]:
             call.end(0, "its attempt had ended")
+        if not self._answered:
+            self.wedged = self.wedged or self._turned_away
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -205,20 +271,34 @@ class Account:
 class Call:
     """One call of a model, from its beginning to its end."""
 
-    def __init__(self, account: Account, n: int, model: str, most: Most) -> None:
+    def __init__(self, account: Account, n: int, model: str, most: Most, route: Route) -> None:
         self.n = n
+        self.account = account
         self.most = most
+        self.route = route
         self.at = round(time.time(), 3)
         self.model = model
         self.status = 0
-        self.tokens: dict[str, int] = {}
+        self.told: list[Told] = []
+        self.at_most: dict[str, Any] = {}  # what it can have used, if that is unknown at its end
         self.error = ""
-        self.counts = most is not NOTHING  # does a call like this cost tokens?
         self.sent = False  # has any of it gone to the upstream?
         self.unanswered = False  # it was sent, and the upstream did not say what became of it
-        self._account = account
         self._began = time.monotonic()
         self._first: float | None = None
+
+    @property
+    def tokens(self) -> Mapping[str, int]:
+        sums: dict[str, int] = {}
+        for told in self.told:
+            for kind, count in told.tokens.items():
+                sums[kind] = sums.get(kind, 0) + count
+        return sums
+
+    @property
+    def counts(self) -> bool:
+        """Return True if the call can use tokens, or has used some."""
+        return self.most is not NOTHING or bool(self.tokens)
 
     def first_byte(self) -> None:
         if self._first is None:
@@ -227,7 +307,7 @@ class Call:
     def end(self, status: int, error: str = "") -> None:
         self.status = status
         self.error = error[:ERROR_CHARS]
-        self._account.end(self)
+        self.account.end(self)
 
     def line(self, usd: float | None) -> dict[str, Any]:
         """The call as a line of calls.jsonl. What is not known is left out."""
@@ -245,7 +325,20 @@ class Call:
             line["error"] = self.error
         if usd is not None:
             line["usd"] = round(usd, 9)
-        return line
+        return {**line, **self.at_most}
+
+
+def _cost(tokens: Mapping[str, int], price: Mapping[str, float] | None) -> float | None:
+    """None where it is unknown."""
+    if price is None or "in" not in tokens or "out" not in tokens or (tokens["out"] and "out" not in price):
+        return None
+    plain = tokens["in"]
+    usd = tokens["out"] * price.get("out", 0.0)
+    for kind in ("cached", "cache_write"):
+        part = tokens.get(kind, 0)
+        plain -= part
+        usd += part * price.get(kind, price["in"])
+    return usd + plain * price["in"]
 
 
 def price_of(prices: Prices, model: str) -> Mapping[str, float] | None:
@@ -261,12 +354,14 @@ class Accounts:
     def __init__(self, prices: Prices, tell: Callable[[dict[str, Any]], None]) -> None:
         self.prices = dict(prices)  # the accounts read these two: they are changed, never replaced
         self.rule = ErrorRule()
+        self._stored: dict[str, Call | None] = {}
+        """The answers that can be fetched again: the call that began them, while their usage is unknown."""
         self._by_key: dict[str, Account] = {}
         self._tell = tell
 
     def open(self, key: str, attempt: str, folder: str) -> Account:
         """An attempt's account; if it was opened before, that one, which this key opens from now on, too."""
-        account = self.of(attempt) or Account(attempt, folder, self.prices, self.rule)
+        account = self.of(attempt) or Account(attempt, folder, self.prices, self.rule, self._stored)
         self._by_key[key] = account
         return account
 

@@ -8,13 +8,19 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import resource
 import socket
 import ssl
 from collections.abc import AsyncIterator
 from typing import Awaitable, Callable, NamedTuple, cast
 from urllib.parse import urlsplit
 
-HEAD_LIMIT = 64 << 10
+from .accounts import Account
+
+HEAD_LIMIT = 32 << 10
+BACKLOG = 64
+"""Connections that are accepted at a time: what is accepted then is looked at before the next ones come."""
+MANY_DESCRIPTORS = 1 << 16
 PART = 64 << 10
 SIOCGIFADDR = 0x8915
 _HOP_BY_HOP = frozenset(
@@ -145,34 +151,61 @@ LAST_CHUNK = b"0\r\n\r\n"
 class Caller(asyncio.StreamReaderProtocol):
     """A caller's connection, which says when its other side has gone.
 
-    A caller that goes away ends its call: nobody pays for an answer that nobody reads.
+    A caller that goes away ends its call: nobody pays for an answer that nobody reads. It is among the
+    `strangers` until it has shown a key; where there are more than `most` of them, the oldest is hung up on.
     """
 
     def __init__(
-        self, serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+        self,
+        serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+        strangers: dict[Caller, None],
+        most: int,
     ) -> None:
         loop = asyncio.get_event_loop()
         super().__init__(asyncio.StreamReader(limit=HEAD_LIMIT, loop=loop), serve, loop=loop)
         self.gone = loop.create_future()
+        self.account: Account | None = None
+        self._strangers = strangers
+        self._most = most
+        self._connection: asyncio.WriteTransport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         address = transport.get_extra_info("sockname")[0]
         if not address.startswith("127.") and address not in bridge_addresses():
             cast("asyncio.WriteTransport", transport).abort()
             return
+        self._connection = cast("asyncio.WriteTransport", transport)
+        self._strangers[self] = None
+        if len(self._strangers) > self._most:
+            next(iter(self._strangers)).hang_up()
         super().connection_made(transport)
+
+    def hang_up(self) -> None:
+        self._strangers.pop(self, None)
+        if self._connection is not None:
+            self._connection.abort()
 
     def eof_received(self) -> bool | None:
         self._is_gone()
         return super().eof_received()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._strangers.pop(self, None)
         self._is_gone()
         super().connection_lost(exc)
 
     def _is_gone(self) -> None:
         if not self.gone.done():
             self.gone.set_result(None)
+
+
+def descriptors() -> int:
+    """How many files and connections this process may have open, after it has asked for as many as it may."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    many = MANY_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MANY_DESCRIPTORS)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (many, hard))
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def bridge_addresses() -> set[str]:
@@ -236,10 +269,13 @@ class Connections:
             writer.close()
 
 
-async def ask(message: bytes, reader: asyncio.StreamReader, upstream: asyncio.StreamWriter) -> Head | None:
-    """The head of the answer to a message; None if the connection ended without one."""
+async def ask(
+    sent: bytes, body: bytes, reader: asyncio.StreamReader, upstream: asyncio.StreamWriter
+) -> Head | None:
+    """The head of the answer to a head and its body; None if the connection ended without one."""
     try:
-        upstream.write(message)
+        upstream.write(sent)
+        upstream.write(body)
         await upstream.drain()
         head = await read_head(reader)
         while head is not None and head.first[1] == "100":

@@ -10,12 +10,15 @@ import contextlib
 import json
 import ssl
 import zlib
-from typing import Any, Callable, Generator, NamedTuple, cast
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from typing import Any, Callable, Generator, NamedTuple, Sequence, cast
+from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit
 
 from .accounts import NOTHING, OK, Account, Accounts, Call, Most
+from .endpoints import Route, route_of, split_target
 from .http import (
+    BACKLOG,
     LAST_CHUNK,
+    PART,
     BadMessage,
     Caller,
     Connections,
@@ -23,19 +26,31 @@ from .http import (
     Upstream,
     ask,
     chunk,
+    descriptors,
     parts_of,
     read_head,
     write_head,
 )
-from .usage import Events, is_counted, most_of, parse_json, table, tokens_of
+from .usage import Events, Told, most_of, parse_call, parse_json, table, told_by
 
-LARGEST_CALL = 128 << 20
+LARGEST_CALL = 64 << 20
+MOST_HELD = 128 << 20
+"""Bytes that the calls of one attempt may have in memory at a time. Further calls wait."""
+HELD_LOOK_S = 0.05
+STRANGERS = 512
+"""Connections that have not shown a key yet. Beyond it, the oldest one is closed."""
+MOST_CONNECTIONS = 1000
+"""Connections of one attempt: as many as the vendors' own clients open at most."""
+HEAD_S, IDLE_S = 10.0, 900.0
+"""How long a head may take to come: the first one of a connection, and one after a call."""
 LARGEST_COUNTED = 64 << 20
 GRANT_S = 3600.0
 """How long a call waits for more money: the controller may be dead, or others leave some when they end."""
 MOST_OUT = 32_768
 """Tokens that a call puts out at most, where neither it nor `[model] max_output_tokens` says."""
 KEY_HEADERS = ("authorization", "x-api-key", "api-key", "x-goog-api-key")
+REROUTING = ("x-http-method", "x-method-", "x-original-", "x-rewrite-", "x-forwarded-")
+"""What headers begin with that make some servers read another method or path than the call has."""
 STREAM_USAGE = ("/chat/completions", "/completions")
 API_VERSION_THAT_TELLS_USAGE = "2024-09-01"
 
@@ -43,9 +58,12 @@ API_VERSION_THAT_TELLS_USAGE = "2024-09-01"
 class CallRefused(Exception):
     """A call that is answered here and goes nowhere."""
 
-    def __init__(self, status: int, code: str, message: str) -> None:
+    def __init__(
+        self, status: int, code: str, message: str, *, turns_away: bool = False, model: str = ""
+    ) -> None:
         super().__init__(message)
         self.status, self.code, self.message = status, code, message
+        self.turns_away, self.model = turns_away, model
 
 
 class ModelCall(NamedTuple):
@@ -54,7 +72,8 @@ class ModelCall(NamedTuple):
     head: Head
     body: bytes
     upstream: Upstream
-    path: str  # below the upstream's URL, with its query, without a key
+    route: Route
+    query: str  # without a key
     account: Account
     model: str
     asked_for_usage: bool
@@ -77,7 +96,10 @@ class Proxy:
         self._context = context
         self._grants: dict[str, asyncio.Event] = {}
         self._connections: dict[str, Connections] = {}
+        self._strangers: dict[Caller, None] = {}
+        self._limit = descriptors()
         self.most_out = MOST_OUT
+        self.opened: Sequence[str] = ()
         self.pass_to(upstreams, keep is not None)
 
     def pass_to(self, upstreams: dict[str, Upstream], keeps: bool) -> None:
@@ -92,74 +114,144 @@ class Proxy:
     async def listen(self, address: str, port: int) -> asyncio.Server:
         """At all addresses ("0.0.0.0"), only those are served who come by loopback or by a bridge of this
         machine, as containers do."""
+        most = min(STRANGERS, self._limit // 4)
         return await asyncio.get_event_loop().create_server(
-            lambda: Caller(self._serve), address, port, backlog=1024
+            lambda: Caller(self._serve, self._strangers, most), address, port, backlog=BACKLOG
         )
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One caller's connection, until either side ends it."""
+        caller = cast("Caller", writer.transport.get_protocol())
         try:
-            while await self._serve_one(reader, writer):
+            while await self._serve_one(reader, writer, caller):
                 pass
-        except (BadMessage, ConnectionError, asyncio.TimeoutError, asyncio.IncompleteReadError, OSError):
+        except (BadMessage, ValueError, OSError, asyncio.TimeoutError, asyncio.IncompleteReadError):
             pass  # the caller is gone, or speaks something else; a call that had begun is in its file
         finally:
+            if caller.account is not None:
+                caller.account.connections -= 1
             writer.close()
 
-    async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        head = await read_head(reader)
+    async def _serve_one(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, caller: Caller
+    ) -> bool:
+        head = await asyncio.wait_for(read_head(reader), HEAD_S if caller.account is None else IDLE_S)
         if head is None:
             return False
         try:
-            request = self._understood(head, await self._body(head, reader, writer))
-            await self._afford(request, cast("Caller", writer.transport.get_protocol()).gone)
+            account = self._admitted(head, caller)
         except CallRefused as refusal:
-            writer.write(_refused(refusal))
+            writer.write(_refused(refusal, closes=True))
             await writer.drain()
-            return head.keeps and refusal.status != 413
-        return await self._pass_on(request, writer) and head.keeps
+            with contextlib.suppress(
+                BadMessage
+            ):  # a small body is read, or its sender would not see the answer
+                await asyncio.wait_for(reader.read(PART), HEAD_S)
+            return False
+        return await self._serve_call(head, account, caller, reader, writer) and head.keeps
 
-    async def _body(self, head: Head, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
-        if head.get("expect").lower() == "100-continue":
-            writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        body = bytearray()
-        async for part in parts_of(head, reader, to_end=False):
-            body += part
-            if len(body) > LARGEST_CALL:
-                raise CallRefused(413, "too_large", f"a call may have at most {LARGEST_CALL} bytes")
-        return bytes(body)
+    async def _serve_call(
+        self,
+        head: Head,
+        account: Account,
+        caller: Caller,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> bool:
+        """Returns whether the caller's connection can go on."""
+        held = _size(head)
+        while account.held and account.held + held > MOST_HELD:
+            if caller.gone.done():
+                return False
+            await asyncio.sleep(HELD_LOOK_S)
+        account.held += held
+        try:
+            body = await self._body(head, held, reader, writer)
+            account.held += len(body) - held
+            held = len(body)
+            request = self._understood(head, body, account)
+            await self._afford(request, caller.gone)
+            return await self._pass_on(request, writer)
+        except CallRefused as refusal:
+            if refusal.turns_away:
+                account.turn_away(refusal.model, refusal.status, refusal.message)
+                if account.wedged:
+                    self._accounts.tell(account, "wedged")
+            writer.write(_refused(refusal, closes=refusal.status == 413))
+            await writer.drain()
+            return refusal.status != 413
+        finally:
+            account.held -= held
 
-    def _understood(self, head: Head, body: bytes) -> ModelCall:
-        if head.get("upgrade"):
-            raise CallRefused(501, "not_metered", "the meter counts no web sockets: call the model by HTTP")
-        target = urlsplit(head.first[1])
-        name, _, path = target.path.lstrip("/").partition("/")
-        upstream = self._upstreams.get(name)
-        if upstream is None:
-            raise CallRefused(
-                404, "no_such_upstream", f"the meter passes on to {', '.join(self._upstreams)}, not {name!r}"
-            )
-        query = parse_qsl(target.query, keep_blank_values=True)
-        account = self._accounts.of_key(_key(head, query))
+    def _admitted(self, head: Head, caller: Caller) -> Account:
+        """The account whose key the call has. Before that is known, nothing but its head is read."""
+        account = self._accounts.of_key(_key(head))
         if account is None:
             raise CallRefused(
                 401,
                 "invalid_api_key",
                 "the meter knows no attempt with this key; use the key in the environment",
             )
-        path = f"/{path}"
-        document = table(parse_json(body))
+        if caller.account is not account:
+            most = min(MOST_CONNECTIONS, self._limit // 16)
+            if account.connections >= most:
+                raise CallRefused(429, "too_many", f"an attempt may have at most {most} connections")
+            if caller.account is not None:
+                caller.account.connections -= 1
+            caller.account = account
+            account.connections += 1
+            self._strangers.pop(caller, None)
+        return account
+
+    async def _body(
+        self, head: Head, size: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> bytes:
+        too_large = CallRefused(413, "too_large", f"a call may have at most {LARGEST_CALL} bytes")
+        if size > LARGEST_CALL:
+            raise too_large
+        if head.get("expect").lower() == "100-continue":
+            writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        parts: list[bytes] = []
+        left = LARGEST_CALL
+        async for part in parts_of(head, reader, to_end=False):
+            parts.append(part)
+            left -= len(part)
+            if left < 0:
+                raise too_large
+        return b"".join(parts)
+
+    def _understood(self, head: Head, body: bytes, account: Account) -> ModelCall:
+        method = head.first[0]
+        target = _target(head)
+        name, path = split_target(target.path)
+        upstream = self._upstreams.get(name)
+        if upstream is None:
+            raise CallRefused(
+                404, "no_such_upstream", f"the meter passes on to {', '.join(self._upstreams)}, not {name!r}"
+            )
+        route = route_of(method, path, self.opened)
+        if route is None:
+            raise CallRefused(
+                403,
+                "not_allowed",
+                f"the meter does not pass on {method[:20]} {path[:200]}; paths of [model] can allow it",
+                turns_away=True,
+            )
+        if method == "GET":
+            body = b""
+        query = parse_qsl(target.query, keep_blank_values=True)
+        try:
+            document = parse_call(body) if route.generates else {}
+        except ValueError as error:
+            raise CallRefused(400, "unclear", f"the meter does not pass this call on: {error}") from None
         asked = _asks_for_usage(document)
-        streams = document.get("stream") is True or ":streamgeneratecontent" in path.lower()
+        streams = document.get("stream") is True or path.endswith(":streamGenerateContent")
         if document.get("stream") is True and not asked and _tells_usage(path, query):
             body = _asking_for_usage(body, document)
         rest = urlencode([(key, value) for key, value in query if key != "key"])
-        model = str(document.get("model") or _model_in(path))[:200]
-        most = NOTHING
-        if head.first[0] == "POST" and is_counted(path):
-            most = Most(*most_of(path, body, document, self.most_out))
-        whole = path + (f"?{rest}" if rest else "")
-        return ModelCall(head, body, upstream, whole, account, model, asked, streams, most)
+        model = (route.model or str(document.get("model") or ""))[:200]
+        most = Most(*most_of(path, body, document, self.most_out)) if route.generates else NOTHING
+        return ModelCall(head, body, upstream, route, rest, account, model, asked, streams, most)
 
     async def _afford(self, request: ModelCall, gone: asyncio.Future[None]) -> None:
         """Return once a call may begin.
@@ -167,12 +259,19 @@ class Proxy:
         Raises CallRefused when no more money is granted, ConnectionError when the caller is gone meanwhile.
         """
         account = request.account
-        if request.most is not NOTHING and not account.can_price(request.model):
-            account.refused = f"no price is known for the model {request.model!r}: add it to [model.prices]"
-            self._accounts.tell(account, "refused")
-            raise CallRefused(402, "no_price", f"evalfleet's run has a budget, and {account.refused}")
         if account.wedged:
             raise CallRefused(503, "attempt_ended", f"this attempt is being ended: {account.wedged}")
+        if not request.route.generates:
+            return
+        if not account.can_price(request.model):
+            raise CallRefused(
+                402,
+                "no_price",
+                "evalfleet's run has a budget, and no price is known for the model "
+                f"{request.model!r}; add it to [model.prices]",
+                turns_away=True,
+                model=request.model,
+            )
         if account.has_room():
             return
         if not account.refused:
@@ -202,7 +301,7 @@ class Proxy:
 
     async def _pass_on(self, request: ModelCall, writer: asyncio.StreamWriter) -> bool:
         """Returns whether the caller's connection can go on."""
-        call = request.account.begin(request.model, request.most)
+        call = request.account.begin(request.model, request.most, request.route)
         if self._keep:
             self._keep(request.account, call.n, "request", request.body)
         answer = _Answer(request, call, writer, self._keep)
@@ -220,13 +319,13 @@ class Proxy:
 
     async def _exchange(self, request: ModelCall, answer: _Answer) -> bool:
         connections = self._connections[request.upstream.name]
-        message = _sent(request, connections)
+        sent = _head_sent(request, connections)
         for fresh in (False, True):
             reader, upstream, reused = await connections.take(fresh=fresh)
             try:
                 answer.is_sent()
                 with answer.ending_with_its_caller(upstream):
-                    head = await ask(message, reader, upstream)
+                    head = await ask(sent, request.body, reader, upstream)
                     if head is None and reused and not answer.caller_is_gone:
                         continue  # it was closed while it was idle: nobody has read this call
                     if head is None:
@@ -272,7 +371,6 @@ class _Answer:
         inflate = _inflater(head.get("content-encoding"))
         if "event-stream" in head.get("content-type"):
             self._events = Events(hide_usage=self._hides(head))
-            self._call.tokens = self._events.tokens
         bare = self._status in (204, 304) or self._request.head.first[0] == "HEAD"
         self._writer.write(self._first_line(head, bare))
         self._began = True
@@ -294,7 +392,10 @@ class _Answer:
         plain = part if inflate is None else inflate(part)
         if self._events is None or self._keep or self._status >= OK:
             self._collect(plain)
-        shown = part if self._events is None else self._events.feed(plain)
+        shown = part
+        if self._events is not None:
+            shown = self._events.feed(plain)
+            self._call.told = [self._events.told]
         return part if inflate is not None else shown
 
     def _hides(self, head: Head) -> bool:
@@ -318,11 +419,11 @@ class _Answer:
         elif self._copied:
             self._copy += part
 
-    def _tokens(self) -> dict[str, int]:
+    def _told(self) -> list[Told]:
         """What cannot be read, or did not come whole, tells nothing."""
         if self._events is not None:
-            return self._events.tokens
-        return tokens_of(parse_json(bytes(self._copy))) if self._copied and self._whole else {}
+            return [self._events.told]
+        return told_by(bytes(self._copy)) if self._copied and self._whole else []
 
     def _error(self) -> str:
         error = table(table(parse_json(bytes(self._copy))).get("error"))
@@ -372,7 +473,7 @@ class _Answer:
         self._ended = True
         if self._keep:
             self._keep(self._request.account, self._call.n, "response", bytes(self._copy))
-        self._call.tokens = self._tokens()
+        self._call.told = self._told()
         self._call.end(self._status, error)
 
 
@@ -390,22 +491,44 @@ def _inflater(encoding: str) -> Callable[[bytes], bytes] | None:
     return inflate
 
 
-def _sent(request: ModelCall, connections: Connections) -> bytes:
-    """The call as the upstream sees it: its own host and key, and an answer that can be read."""
+def _head_sent(request: ModelCall, connections: Connections) -> bytes:
+    """The call's head as the upstream sees it: its own host and key, and an answer that can be read."""
     head = request.head
     headers = head.end_to_end("host", "content-length", "accept-encoding", "expect", *KEY_HEADERS)
+    headers = [(name, value) for name, value in headers if not _reroutes(name)]
     headers[:0] = [("Host", connections.netloc)]
     headers += [("Accept-Encoding", "identity"), request.upstream.credentials]
     if request.body or head.first[0] in ("POST", "PUT", "PATCH"):
         headers.append(("Content-Length", str(len(request.body))))
-    return write_head(f"{head.first[0]} {connections.path}{request.path} HTTP/1.1", headers) + request.body
+    target = f"{connections.path}{request.route.path}" + (f"?{request.query}" if request.query else "")
+    return write_head(f"{head.first[0]} {target} HTTP/1.1", headers)
 
 
-def _key(head: Head, query: list[tuple[str, str]]) -> str:
+def _reroutes(header: str) -> bool:
+    """Some servers take an underscore in a header's name for a hyphen."""
+    return "_" in header or header.lower().startswith(REROUTING)
+
+
+def _size(head: Head) -> int:
+    """Of the body, as far as the head tells: one in chunks may be as large as any."""
+    length = head.get("content-length")
+    if "chunked" in head.get("transfer-encoding").lower():
+        return LARGEST_CALL
+    return int(length) if length.isdigit() and len(length) < 20 else 0
+
+
+def _target(head: Head) -> SplitResult:
+    """Two slashes at its beginning would else be taken for those before a host. Raises ValueError."""
+    target = head.first[1]
+    return urlsplit("/" + target.lstrip("/") if target.startswith("/") else target)
+
+
+def _key(head: Head) -> str:
     for name in KEY_HEADERS:
         value = head.get(name)
         if value:
             return value[7:].strip() if value.lower().startswith("bearer ") else value
+    query = parse_qsl(_target(head).query)
     return next((value for key, value in query if key == "key"), "")
 
 
@@ -426,16 +549,7 @@ def _asking_for_usage(body: bytes, document: dict[str, Any]) -> bytes:
     return json.dumps({**document, "stream_options": options}).encode()
 
 
-def _model_in(path: str) -> str:
-    """Some APIs name the model, or its deployment, in the path."""
-    words = path.strip("/").split("/")
-    for before in ("models", "deployments"):
-        if before in words[:-1]:
-            return words[words.index(before) + 1].partition(":")[0]
-    return ""
-
-
-def _refused(refusal: CallRefused) -> bytes:
+def _refused(refusal: CallRefused, *, closes: bool = False) -> bytes:
     """An error in a shape that the clients of all known APIs can read."""
     error = {
         "message": refusal.message,
@@ -445,6 +559,6 @@ def _refused(refusal: CallRefused) -> bytes:
     }
     body = json.dumps({"type": "error", "error": error}).encode()
     headers = [("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
-    if refusal.status == 413:
+    if closes:
         headers.append(("Connection", "close"))
     return write_head(f"HTTP/1.1 {refusal.status} {refusal.code}", headers) + body

@@ -269,6 +269,10 @@ def _sums_of(folder: str) -> dict[str, Any]:
         with contextlib.suppress(ValueError, KeyError, TypeError):
             call = json.loads(line)
             calls[call["n"]] = call  # what is said of its end goes before what was said of its beginning
+    for call in [*calls.values()]:
+        begun = calls.get(call.get("of", 0))
+        if begun is not None:  # its answer was fetched later, and counts there
+            calls[begun["n"]] = {"model": begun.get("model"), "usd": 0.0}
     whole: dict[str, Any] = {**NO_CALLS, "unknown_tokens": 0, "throttled": 0, "tokens": {}, "models": {}}
     for call in calls.values():
         of_model = whole["models"].setdefault(str(call.get("model")), {**NO_CALLS, "tokens": {}})
