@@ -385,7 +385,7 @@ class _Call:
 def _dialect(path: str) -> str:
     """Empty: the path is of no API."""
     if path.endswith((":generateContent", ":streamGenerateContent")):
-        return "gemini"
+        return "gemini" if path.startswith(("/v1beta/", "/v1/")) else ""
     return next((MODEL_PATHS[end] for end in MODEL_PATHS if path.endswith("/" + end)), "")
 
 

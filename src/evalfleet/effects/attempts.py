@@ -139,7 +139,13 @@ async def run_attempt(tools: Tools, attempt: AttemptState) -> None:
         if attempt.ending is not None and ended.reason == "stopped" and isinstance(outcome, Broken):
             detail = f"ended {steered_by(attempt.ending)}"
             outcome = structs.replace(outcome, cause=Cause.CANCELLED, detail=detail, counts=True)
-        if isinstance(outcome, Broken) and outcome.is_free and not (metered and metered.refused):
+        if (
+            isinstance(outcome, Broken)
+            and outcome.is_free
+            and ended.reason
+            != "unmetered"  # by a neighbour, or by itself: forgiven once, as a lost machine is
+            and not (metered and metered.refused)
+        ):
             if ended.reason == "evicted":
                 await _rescue(tools, machine, attempt)
             if await _is_gone(tools, machine, ended):
@@ -261,8 +267,10 @@ def _ended_by_its_meter(ended: Ended) -> Broken | None:
     if ended.reason == "model":
         told = used.wedged if used is not None else ""
         return Broken(Cause.MODEL, f"its model gave the same error again and again: {told}")
+    if used is not None and used.wedged:
+        return Broken(Cause.MODEL, f"its model calls failed: {used.wedged}")
     if ended.reason == "unmetered":
-        return Broken(Cause.INTERNAL, "the meter of its model calls was ended")
+        return Broken(Cause.MACHINE_LOST, "the meter of its model calls was ended")
     return None
 
 

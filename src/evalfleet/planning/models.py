@@ -27,6 +27,7 @@ from evalfleet.version import requirement
 KINDS = ("in", "cached", "cache_write", "out")
 MILLION = 1e6
 DEAREST = 1e5
+_PROVIDERS_KEY = re.compile(r"\w+_API_KEY|AWS_(?:SECRET_ACCESS_KEY|BEARER_TOKEN_BEDROCK)")
 _SECRET = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -211,6 +212,12 @@ def metering_of(
         port=table.port,
         paths=table.paths,
     )
+
+
+def unmetered_keys(metering: Metering, secrets: Sequence[str]) -> list[str]:
+    """The secrets that look like the key of a provider whose calls do not go through the meter."""
+    metered = {name for api in metering.apis for name in api.env}
+    return [name for name in secrets if _PROVIDERS_KEY.fullmatch(name) and name not in metered]
 
 
 class ModelBounds(NamedTuple):

@@ -47,7 +47,7 @@ from .config import (
     readable_by_others,
 )
 from .history import known_attempt_usd, known_call_usd
-from .models import ModelBounds, check_bounds, metering_of
+from .models import ModelBounds, check_bounds, metering_of, unmetered_keys
 from .plan_limits import canary_of, limit_doubts, limits_of, verdict_of
 from .plan_parts import (
     BenchmarkOrigin,
@@ -397,7 +397,9 @@ def _metering(
     if found is not None:
         bounds = ModelBounds(flags.budget, flags.task_budget, flags.max_tokens)
         check_bounds(bounds, found, flags.model, tuple(config.model.prices) if config.model else ())
-        return msgspec.structs.replace(found, containers=loaded.in_containers), []
+        beside = unmetered_keys(found, loaded.secrets) if flags.budget is not None else []
+        notes = [f"--budget does not bound what is called with {name}: it is not metered" for name in beside]
+        return msgspec.structs.replace(found, containers=loaded.in_containers), notes
     for flag, value in (("--task-budget", flags.task_budget), ("--max-tokens", flags.max_tokens)):
         if value is not None:
             raise RequestError(f"{flag} needs models to be metered, and {why}")

@@ -275,6 +275,27 @@ def processes_of(uid: int) -> list[int]:
     return found
 
 
+def host_memory() -> int:
+    """The bytes of memory that the host has."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def limit_memory(host: HostIsolation, group: str, most: int) -> None:
+    if "memory" in host.groups:
+        path = f"{host.groups['memory']}/{group}"
+        version_1 = os.path.exists(path + "/memory.limit_in_bytes")
+        _write(path + ("/memory.limit_in_bytes" if version_1 else "/memory.max"), str(most))
+
+
+def enclose(host: HostIsolation, group: str, pid: int, most: int) -> None:
+    """Put a process that serves jobs into a group of its own, with so much memory. Raises OSError."""
+    for top in dict.fromkeys(host.groups.values()):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(f"{top}/{group}")
+        _write(f"{top}/{group}/cgroup.procs", str(pid))
+    limit_memory(host, group, most)
+
+
 # -- one job -------------------------------------------------------------------------------------
 
 
@@ -298,13 +319,10 @@ class Box:
     def limit(self, host: HostIsolation, processes: int, memory_bytes: int) -> None:
         """So many processes and so much memory; 0: as much as any job may have."""
         uid = self.uid
-        most = memory_bytes or int(MEMORY_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+        most = memory_bytes or int(MEMORY_SHARE * host_memory())
         if "pids" in host.groups:
             _write(f"{host.groups['pids']}/{uid}/pids.max", str(processes or PROCESSES))
-        if "memory" in host.groups:
-            group = f"{host.groups['memory']}/{uid}"
-            version_1 = os.path.exists(group + "/memory.limit_in_bytes")
-            _write(group + ("/memory.limit_in_bytes" if version_1 else "/memory.max"), str(most))
+        limit_memory(host, str(uid), most)
 
     @classmethod
     def restored(cls, told: dict[str, Any] | None) -> Box | None:

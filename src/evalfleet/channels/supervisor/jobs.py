@@ -11,7 +11,7 @@ import time
 
 from .files import make_folder, make_folders, read_file, write_atomic
 from .graded_files import Grading
-from .isolation import USER, Box, FileView, HostIsolation, open_up
+from .isolation import USER, Box, FileView, HostIsolation, enclose, host_memory, open_up
 from .job import NEVER, WRAPPER, WRAPPER_FAILED, HostJob
 from .keeper import Bounds, Keeper, StartOrder
 from .meter_process import MeterProcess
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 SETTLE_S = 5.0
 LOST_AFTER_S = 2.0
 POLL_S = 0.5
+METER_GROUP, LEAST_FOR_METER = "meter", 256 << 20
 BY_SIGNAL = (None, 128 + signal.SIGTERM, 128 + signal.SIGKILL)
 """The exit codes of a command that was told to end, by whomever."""
 DOUBT_S, SIGNAL_DOUBT_S = 0.02, 2.0
@@ -469,6 +470,9 @@ class Jobs:
         pid = self.metering.begin(program, orders, done)
         if pid:
             self._helpers.add(pid)
+        if pid and self._host is not None:  # what jobs send to it must not take the memory of the machine
+            with contextlib.suppress(OSError):
+                enclose(self._host, METER_GROUP, pid, max(LEAST_FOR_METER, host_memory() // 4))
 
     def _on_meter(self, told: dict[str, Any]) -> None:
         """What the meter says unasked of a job that runs."""
