@@ -26,6 +26,38 @@ def requirement(extras: str = "", *, elsewhere: bool = False) -> str:
     return f"evalfleet{wanted} @ git+https://{UNKNOWN}"
 
 
+def install_command(extra: str) -> str:
+    """Return the command that adds an extra to this evalfleet, by the installer that was used."""
+    import shlex
+    import sys
+    from importlib import metadata
+    from pathlib import Path
+
+    receipts = {"uv-receipt.toml": "uv tool", "pipx_metadata.json": "pipx"}
+    for receipt, tool in receipts.items():
+        if (Path(sys.prefix) / receipt).exists():  # a tool is installed anew: the other extras are named, too
+            extras = ",".join(sorted({*_installed_extras(), extra}))
+            return f"{tool} install --force {shlex.quote(requirement(extras))}"
+    try:
+        by = metadata.distribution("evalfleet").read_text("INSTALLER") or ""
+    except metadata.PackageNotFoundError:
+        by = ""
+    pip = "uv pip" if by.strip() == "uv" else "pip"
+    return f"{pip} install {shlex.quote(requirement(extra))}"
+
+
+def _installed_extras() -> list[str]:
+    import re
+    from importlib import metadata
+
+    present: dict[str, list[bool]] = {}
+    for line in metadata.requires("evalfleet") or ():
+        if (found := re.match(r"([\w.-]+).*; extra == ['\"](\w+)['\"]", line)) is not None:
+            installed = any(metadata.distributions(name=found[1]))
+            present.setdefault(found[2], []).append(installed)
+    return [extra for extra, packages in present.items() if all(packages)]
+
+
 def _origin() -> dict[str, Any]:
     """What the installer wrote down (PEP 610)."""
     import json

@@ -18,7 +18,7 @@ from evalfleet.errors import ChannelError, StaleController
 from evalfleet.model import AttemptId, Bundle, Command, Job, Machine, SetupStep
 from evalfleet.places.ssh import SshPlace
 from evalfleet.ports import Channel, Fence
-from evalfleet.version import requirement
+from evalfleet.version import install_command
 from tests.planted import UNIQUE, holding
 from tests.pythons import python_3_8
 from tests.waiting import PATIENCE_S, slowness
@@ -284,4 +284,4 @@ def test_the_module_loads_without_asyncssh() -> None:
         "except Exception as e: print(type(e).__name__, e)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == f"RequestError place 'lab' needs asyncssh; pip install '{requirement('ssh')}'\n"
+    assert done.stdout == f"RequestError place 'lab' needs asyncssh: {install_command('ssh')}\n"

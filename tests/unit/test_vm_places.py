@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import stat
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,7 @@ from evalfleet.places.vm.place import (
 from evalfleet.places.vm.price_book import PriceBook, Quote, load_prices, named_in, save_prices
 from evalfleet.places.vm.ssh_access import SshAccess, SshKeys, SshLogin
 from evalfleet.ports import Price, PriceTable
+from evalfleet.version import install_command
 from tests.waiting import PATIENCE_S
 
 ONE, TWO = MachineId("p-abc123-1"), MachineId("p-abc123-2")
@@ -176,8 +179,22 @@ def test_one_that_goes_first_and_is_given_up_makes_way() -> None:
 def test_a_module_that_is_missing_is_named_with_the_extra_that_has_it() -> None:
     check_installed("cloud", ("json", "importlib.util"), "cloud")
     for missing in ("no_such_module", "no_such_package.module"):
-        with pytest.raises(RequestError, match=rf"needs {missing}; pip install '.+\[cloud\]"):
+        with pytest.raises(RequestError, match=rf"needs {missing}: pip install .+\[cloud\]"):
             check_installed("cloud", ("json", missing), "cloud")
+
+
+@pytest.mark.parametrize(
+    ("receipt", "tool"), [("uv-receipt.toml", "uv tool"), ("pipx_metadata.json", "pipx")]
+)
+def test_an_extra_is_added_by_the_installer_that_was_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, receipt: str, tool: str
+) -> None:
+    (tmp_path / receipt).touch()
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    words = shlex.split(install_command("cloud"))
+    assert words[:-1] == [*tool.split(), "install", "--force"]
+    extras = words[-1].partition("[")[2].partition("]")[0].split(",")
+    assert {"cloud", "ssh"} <= set(extras), "what is installed stays"
 
 
 OLD = PriceTable("2025-01", "built in", (Price("small", "east", 2.0, 0.5), Price("disk", "east", 0.1)))

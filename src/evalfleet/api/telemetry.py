@@ -24,7 +24,7 @@ from evalfleet.journal.database import FILE, refuse_file
 from evalfleet.model import SECOND, Micros, decodable
 from evalfleet.planning.workspace import Workspace
 from evalfleet.state import RunState
-from evalfleet.version import requirement
+from evalfleet.version import install_command
 from evalfleet.views.follow import Follower
 from evalfleet.views.metrics import CONTENT_TYPE, exposition
 from evalfleet.views.results import RunSummary
@@ -163,7 +163,7 @@ def send_trace(run: Run, endpoint: str | None = None) -> tuple[str, int]:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.trace.export import SpanExportResult
     except ImportError as err:
-        raise RequestError(f"traces need OpenTelemetry; pip install '{requirement('otel')}'") from err
+        raise RequestError(f"traces need OpenTelemetry: {install_command('otel')}") from err
     state = run.state()
     found = run.spans()
     url = None if endpoint is None else f"{endpoint.rstrip('/')}/v1/traces"

@@ -26,7 +26,7 @@ def serve(args: argparse.Namespace) -> int:
     """
     from evalfleet.errors import RequestError
     from evalfleet.planning.workspace import Workspace
-    from evalfleet.version import requirement
+    from evalfleet.version import install_command
 
     if not 0 <= args.port <= 65_535:
         raise RequestError(f"--port {args.port} is no port: it must be from 0 to 65535")
@@ -35,7 +35,7 @@ def serve(args: argparse.Namespace) -> int:
     except ModuleNotFoundError as err:
         if err.name not in ("starlette", "uvicorn"):
             raise
-        raise RequestError(f"the dashboard needs {err.name}: pip install {requirement('web')}") from err
+        raise RequestError(f"the dashboard needs {err.name}: {install_command('web')}") from err
     listener.check_host(args.host, args.yes)
     workspace = Workspace.here()
     has_runs = listener.check_home(workspace)

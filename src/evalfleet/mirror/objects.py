@@ -25,7 +25,7 @@ from urllib.parse import unquote, urlsplit
 
 from evalfleet.errors import FleetError, RequestError
 from evalfleet.ports import Objects
-from evalfleet.version import requirement
+from evalfleet.version import install_command
 
 BUCKETS = {"s3": "AWS_", "gs": "GOOGLE_", "az": ""}
 """The schemes of URLs of buckets, and how variables begin that say how to reach one (empty: by its kind)."""
@@ -97,7 +97,7 @@ def open_objects(url: str, environ: Mapping[str, str]) -> Objects:
     if urlsplit(url).scheme == "file":
         return FolderObjects(Path(unquote(urlsplit(url).path)))
     if importlib.util.find_spec("obstore") is None:
-        raise RequestError(f"{url} needs obstore; pip install '{requirement('store')}'")
+        raise RequestError(f"{url} needs obstore: {install_command('store')}")
     obstore = _obstore()
     try:
         return BucketObjects(url, _bucket(url, environ))
@@ -410,7 +410,7 @@ class GoogleTokens:
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         if importlib.util.find_spec("google.auth") is None:
-            raise RequestError(f"gs:// needs google-auth; pip install '{requirement('gcp')}'")
+            raise RequestError(f"gs:// needs google-auth: {install_command('gcp')}")
         from evalfleet.places.gce.client import GoogleLogin
 
         self._login = GoogleLogin(environ)

@@ -22,7 +22,7 @@ from evalfleet.errors import RequestError
 from evalfleet.model import SECOND, Metering, Micros, ModelApi, decodable
 from evalfleet.names import hint
 from evalfleet.toml_tables import convert
-from evalfleet.version import requirement
+from evalfleet.version import install_command
 
 KINDS = ("in", "cached", "cache_write", "out")
 MILLION = 1e6
@@ -259,7 +259,7 @@ def check_bounds(
 def _refuse_unpriced(metering: Metering, models: Sequence[str]) -> None:
     """Of a call without a price nobody could say whether the budget pays it."""
     if not metering.prices:
-        how = f"write it under [model.prices], or pip install '{requirement('models')}'"
+        how = f"write it under [model.prices], or {install_command('models')}"
         raise RequestError(f"--budget needs to know what the models cost; {how}")
     for model in models:
         if model and price_of(metering.prices, model) is None:

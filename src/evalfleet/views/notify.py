@@ -26,7 +26,7 @@ from evalfleet.journal import Store
 from evalfleet.model import Micros, Notify
 from evalfleet.names import safe_name
 from evalfleet.state import RunState, fold
-from evalfleet.version import __version__, requirement
+from evalfleet.version import __version__, install_command
 
 from .format import iso, plural, usd
 from .results import results
@@ -225,7 +225,7 @@ def by_apprise(urls: Sequence[str], text: str) -> str:
     try:
         import apprise
     except ImportError:
-        return f"Apprise is not installed: pip install '{requirement('alerts')}'"
+        return f"Apprise is not installed: {install_command('alerts')}"
     teller: Any = apprise.Apprise()
     refused = sum(not teller.add(url) for url in urls)
     if refused:

@@ -20,7 +20,7 @@ from evalfleet.lab import Lab
 from evalfleet.lab.network import Network
 from evalfleet.model import Machine, MachineId, Needs, Offer
 from evalfleet.ports import Belonging, Channel, Dialled, Fence, PlaceContext
-from evalfleet.version import requirement
+from evalfleet.version import install_command
 
 from .keeper_client import KeeperClient
 from .protocol import Add, End, ExtendExpiry, KeeperAnswer, KeeperRecord, List, Remove, Shape, Taken
@@ -77,7 +77,7 @@ class LabPlace:
         if complaint:
             raise RequestError(f"place {name!r}: {complaint}; `--on local` needs no root")
         if find_spec("asyncssh") is None:
-            raise RequestError(f"place {name!r} needs asyncssh; pip install '{requirement('ssh')}'")
+            raise RequestError(f"place {name!r} needs asyncssh: {install_command('ssh')}")
         return cls(name, settings, shape_of(name, settings, context), context)
 
     @property

@@ -35,7 +35,7 @@ from evalfleet.errors import ChannelError, PlaceError, RequestError
 from evalfleet.model import Machine, MachineId, Needs, Offer
 from evalfleet.ports import Belonging, Channel, Check, Fence, HostKey, PlaceContext, Preflight
 from evalfleet.single_flight import SingleFlight
-from evalfleet.version import requirement
+from evalfleet.version import install_command
 
 from .bucket import PROBE as BUCKET_PROBE
 from .bucket import REACH_IT, BucketMail, bucket_mail
@@ -162,7 +162,7 @@ class SlurmPlace(Preflight):
         except ModuleNotFoundError as err:
             if err.name != "asyncssh":
                 raise
-            raise RequestError(f"place {name!r} needs asyncssh; pip install '{requirement('ssh')}'") from err
+            raise RequestError(f"place {name!r} needs asyncssh: {install_command('ssh')}") from err
         from evalfleet.places.ssh.place import SshSettings, access_of
 
         by_ssh = SshSettings(

@@ -29,7 +29,7 @@ from evalfleet.clock import wall_seconds
 from evalfleet.errors import ChannelError, MachineUnavailable, NoSuchMachine, PlaceError, RequestError
 from evalfleet.model import Machine, MachineId, Needs, Offer
 from evalfleet.ports import Belonging, Channel, Check, Dialled, Fence, HostKey, PlaceContext, Preflight
-from evalfleet.version import requirement
+from evalfleet.version import install_command
 
 from .examination import LONGEST_ASIDE_S, examine_host, host_key, write_down
 from .fleet import NO_ANSWER, HostFleet, by_hand, plain, trusting
@@ -137,7 +137,7 @@ class SshPlace(Preflight):
         except ModuleNotFoundError as err:
             if err.name != "asyncssh":
                 raise
-            raise RequestError(f"place {name!r} needs asyncssh; pip install '{requirement('ssh')}'") from err
+            raise RequestError(f"place {name!r} needs asyncssh: {install_command('ssh')}") from err
         access = access_of(name, settings, context)
         handshakes = asyncio.Semaphore(HANDSHAKES)
         hosts = [SshHost(target(host), access, handshakes) for host in settings.hosts]

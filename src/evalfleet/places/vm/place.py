@@ -18,7 +18,7 @@ from evalfleet.model import Machine, MachineId, Offer
 from evalfleet.names import safe_name
 from evalfleet.ports import Belonging, Channel, Dialled, Fence, PlaceContext
 from evalfleet.single_flight import SingleFlight
-from evalfleet.version import requirement
+from evalfleet.version import install_command
 
 from .answers import CloudFault, as_refusal
 from .settings import MachineUse, VmAccount, VmSettings
@@ -352,7 +352,7 @@ def check_installed(place: str, modules: Iterable[str], extra: str) -> None:
         except ModuleNotFoundError:  # of the package that it is in
             missing = True
         if missing:
-            raise RequestError(f"place {place!r} needs {module}; pip install '{requirement(extra)}'")
+            raise RequestError(f"place {place!r} needs {module}: {install_command(extra)}")
 
 
 # -- snapshots of all that exists, shared by all who ask, and taken no faster than a cloud bears -----
