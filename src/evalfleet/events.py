@@ -427,7 +427,7 @@ class StopRequested(_Event, frozen=True):
     """In that person's words."""
 
 
-SteeringVerb = Literal["pause", "unpause", "set", "end", "drain", "restart", "replace"]
+SteeringVerb = Literal["pause", "unpause", "set", "end", "drain", "undrain", "restart", "replace"]
 
 
 class RunSteered(_Event, frozen=True):
@@ -439,7 +439,7 @@ class RunSteered(_Event, frozen=True):
     attempt: AttemptId | None = None
     """The one to `end`."""
     machine: MachineId | None = None
-    """The one to `drain`, `restart` or `replace`."""
+    """The one to `drain`, `undrain`, `restart` or `replace`."""
     workers: int | None = None
     """What to `set`, and what follows; None: as it is."""
     budget_usd: float | None = None

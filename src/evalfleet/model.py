@@ -265,6 +265,10 @@ class Offer(Struct, frozen=True, omit_defaults=True):
     """A machine that lives shorter is billed for so long."""
     placement: str = ""
     """How likely its cloud says that spot machines of it are had, and stay: high, medium or low."""
+    lent: bool = False
+    """Its machines are computers that exist before and after. One that was drained is not taken again."""
+    without: tuple[str, ...] = ()
+    """Names of drained machines. `create` must not take them."""
 
     @property
     def bounded(self) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from evalfleet.errors import PlaceError
 from evalfleet.model import AttemptId, Machine, MachineId, Needs
@@ -98,6 +99,11 @@ async def test_several_machines_a_host(pair: Fleet) -> None:
     assert [len(list(host.ours.glob("*/pool-*"))) for host in pair.hosts] == [2, 2]
     with pytest.raises(PlaceError):
         await take(place, 5)
+    first = next(seen for seen in await place.list("pool") if seen.id == machine_id(1))
+    await place.delete(first.id)
+    with pytest.raises(PlaceError):  # the other machine of its host is still there
+        await place.create(machine_id(5), structs.replace(offer, without=(first.name,)), 600.0)
+    await take(place, 5)
     await everything_goes(place, pair)
 
 

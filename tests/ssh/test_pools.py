@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from evalfleet.channels.ssh.target import Access, Target, openssh
+from evalfleet.events import MachineDeleted, MachineRequested
+from evalfleet.model import AttemptId
 from tests.e2e import harness
 from tests.e2e.harness import task, tasks
 from tests.e2e.pools import holders, machines, pool, registry, say, statuses, used
@@ -94,6 +96,39 @@ def test_no_host_at_all(controller: harness.Fleet, hosts: Fleet) -> None:
     assert done.code == 4
     assert "pool 'p' got no machine" in done.err.splitlines()[-1]
     assert say(controller, "pool", "ls", "--json").json == []
+
+
+@pytest.mark.parametrize("lender", ["place", "pool"])
+def test_a_drained_host_stays_out_of_its_run_until_that_is_undone(
+    controller: harness.Fleet, hosts: Fleet, lender: str
+) -> None:
+    controller.bench([task(f"a_{n}", f"gate {n}; score 1") for n in range(1, 5)])
+    keys = hosts.settings(hosts=[host.name for host in hosts.hosts[:2]])
+    lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items())
+    controller.config(f'[places.lab3]\nkind = "ssh"\n{lines}')
+    if lender == "pool":
+        pool(controller, "create", "--on", "lab3", "--workers", "2")
+    where = ("--on", "lab3") if lender == "place" else ("--pool", "p")
+    run = controller.start_run(*where, "--workers", "2")
+    controller.started("a_1.0", "a_2.0")
+    state = controller.state()
+    drained = state.machines[state.attempts[AttemptId("a_1.0")].machine]
+    assert say(controller, "drain", "r", drained.name, "--reason", "a reboot").code == 0
+    controller.open_gate("1")
+    controller.recorded(MachineDeleted)
+    assert "is drained already" in say(controller, "drain", "r", drained.name).err
+    controller.open_gate("2")
+    controller.started("a_3.0")
+    assert len(controller.recorded(MachineRequested)) == 2, "the drained host was asked for again"
+    assert "may be used again by" in say(controller, "drain", "r", drained.name, "--undo").out
+    controller.started("a_4.0")
+    state = controller.state()
+    assert state.machines[state.attempts[AttemptId("a_4.0")].machine].address == drained.address
+    controller.open_gate("3", "4")
+    done = run.wait()
+    assert done.code == 0, done.said
+    if lender == "pool":
+        pool(controller, "delete", "--yes")
 
 
 def test_two_runs_and_a_killed_controller(controller: harness.Fleet, hosts: Fleet) -> None:

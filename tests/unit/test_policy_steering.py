@@ -11,13 +11,14 @@ from evalfleet.events import (
     MachineCondemned,
     MachineMending,
     MachineReady,
+    MachineUp,
     RunEnded,
     RunSteered,
     StopRequested,
 )
 from evalfleet.model import AttemptId, Broken, Cause, MachineId
 from evalfleet.policy import EndAttempt, RunAttempt, effects
-from evalfleet.state import accepts, objection
+from evalfleet.state import accepts, kept_out, objection
 
 from .runs import FREE, PRICED, Run, condemned, of, requested, started
 
@@ -135,6 +136,26 @@ def test_a_drained_machine_ends_what_it_runs_and_another_takes_its_place() -> No
     (gone,) = of(MachineCondemned, decided)
     assert (gone.machine, gone.cause, gone.detail) == (ONE, None, "drained by ann: noisy")
     assert len(requested(decided)) == 1
+
+
+def test_a_lent_machine_that_was_drained_stays_out_until_that_is_undone() -> None:
+    run = Run(8, (structs.replace(FREE, lent=True, capacity=2),), workers=3)
+    run.turn()
+    run.tell(MachineUp(ONE, name="gpu1"), MachineReady(ONE), MachineUp(TWO, name="gpu2"), MachineReady(TWO))
+    drain, undo = (RunSteered(verb, "ann", machine=ONE) for verb in ("drain", "undrain"))
+    run.tell(drain)
+    run.tell(undo)
+    assert not requested(run.score("t0.0")), "it works on"
+    run.tell(drain)
+    assert not requested(run.score("t2.0"))
+    assert not requested(run.gone(ONE))
+    assert kept_out(run.state, "here") == ("gpu1",)
+    (again,) = requested(run.tell(undo))
+    # drained before it was ready, and taken by its place all the same: it goes at once
+    run.tell(drain)
+    decided = run.tell(MachineUp(again.machine, name="gpu1"))
+    assert condemned(decided) == [again.machine]
+    assert not requested(decided)
 
 
 @pytest.mark.parametrize("schedule", ["dynamic", "slices"])

@@ -35,6 +35,7 @@ STEERED_BY: Mapping[str, tuple[str, ...]] = {
     "set": ("workers", "budget", "attempts"),
     "end": ("attempt",),
     "drain": ("machine",),
+    "undrain": ("machine",),
     "restart": ("machine",),
     "replace": ("machine",),
 }

@@ -81,20 +81,31 @@ def end(args: argparse.Namespace) -> int:
 def drain_arguments(parser: argparse.ArgumentParser) -> None:
     _common_arguments(parser)
     parser.add_argument("machine", metavar="MACHINE", nargs="?", help="default: the whole run")
+    parser.add_argument("--undo", action="store_true", help="let the run use a drained machine again")
 
 
 def drain(args: argparse.Namespace) -> int:
     """Give a machine no more tasks, and let it go when what runs on it has ended.
 
-    If work is left for it, another one takes its place. Without a machine the whole run is drained, as by
-    the first Ctrl-C: what runs ends by itself, the rest stays unrun, and the run can be resumed.
+    If work is left for it, another one takes its place. A host of a place `ssh` or a pool's machine stays
+    out of the run until `evalfleet drain RUN MACHINE --undo`. Without a machine the whole run is drained, as
+    by the first Ctrl-C: what runs ends by itself, the rest stays unrun, and the run can be resumed.
     """
     from evalfleet.api.run_changes import machine_of
+    from evalfleet.errors import RequestError
 
     run = _run(args)
-    if args.machine is None:
-        return _drain_run(args, run)
-    return _steer(args, run, "drain", machine=machine_of(run.state(), args.machine))
+    if args.machine is not None:
+        verb: SteeringVerb = "undrain" if args.undo else "drain"
+        machine = machine_of(run.state(), args.machine)
+        _steer(args, run, verb, machine=machine)
+        known = run.state().machines[machine]
+        if not args.json and (known.offer.place, known.name) in run.state().kept_out:
+            print(f"`evalfleet drain {run.name} {known.name} --undo` lets the run use it again")
+        return 0
+    if args.undo:
+        raise RequestError("--undo needs a MACHINE: `evalfleet resume` goes on with a run that was drained")
+    return _drain_run(args, run)
 
 
 def restart_arguments(parser: argparse.ArgumentParser) -> None:

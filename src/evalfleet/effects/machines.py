@@ -50,7 +50,7 @@ from evalfleet.model import (
 )
 from evalfleet.names import safe_name
 from evalfleet.ports import Channel, HostChannel, Hosts, Place, Preflight
-from evalfleet.state import MachineState
+from evalfleet.state import MachineState, kept_out
 
 from .tools import Tools, check_wanted
 
@@ -302,10 +302,13 @@ async def _boot(tools: Tools, machine: MachineState, start: _StartTeller | None 
 
 async def _create(tools: Tools, machine: MachineState) -> None:
     place = tools.place_of(machine)
-    await tools.persist(
-        lambda: place.create(machine.id, machine.offer, lifetime_s(tools, machine, machine.ends_at)),
-        PROVISIONING_TRIES,
-    )
+
+    def create() -> Awaitable[None]:
+        without = kept_out(tools.state, place.name)
+        offer = structs.replace(machine.offer, without=without) if without else machine.offer
+        return place.create(machine.id, offer, lifetime_s(tools, machine, machine.ends_at))
+
+    await tools.persist(create, PROVISIONING_TRIES)
 
 
 async def _once(

@@ -151,7 +151,7 @@ class LentPlace:
         pool = self._pool()
         offers = [machine.offer for machine in self._own(pool)] or await self._place.offers(needs)
         many = max(len(pool.machines), pool.state.limits.workers)
-        lent = {"size": SIZE, "capacity": many, "settle_s": 0.0}
+        lent = {"size": SIZE, "capacity": many, "lent": True, "settle_s": 0.0}
         # the pool's machines are the pool's to mend, its spot machines' places are its own affair, and it
         # pays what they cost when no run has them
         free = {"idle_usd_per_hour": 0.0, "sweep_s": 0.0, "linger_s": 0.0}
@@ -161,10 +161,10 @@ class LentPlace:
         return [structs.replace(each, **lent, **free, **at_once, mends=()) for each in offers[:1]]
 
     async def create(self, machine: MachineId, offer: Offer, expires_s: float) -> None:
-        hold = self._take(machine, expires_s)
+        hold = self._take(machine, offer, expires_s)
         while hold is None and self._may_come():
             await asyncio.sleep(LOOK_S)
-            hold = self._take(machine, expires_s)
+            hold = self._take(machine, offer, expires_s)
         if hold is None:
             raise self._none_free()
         self._held[machine] = hold
@@ -185,11 +185,11 @@ class LentPlace:
         making = any(each.phase in COMING for each in self._own(pool)) or awaited_area(pool.state) is not None
         return pool.state.stop is None and (making or self._holds.being_worked_on(self._clock()))
 
-    def _take(self, machine: MachineId, expires_s: float) -> Hold | None:
+    def _take(self, machine: MachineId, offer: Offer, expires_s: float) -> Hold | None:
         now = self._clock()
         try:
             hold = self._holds.take(
-                self._candidates(), self._run, self._epoch, machine, now, after(now, expires_s)
+                self._candidates(offer), self._run, self._epoch, machine, now, after(now, expires_s)
             )
         except LeaseLost as err:
             raise PlaceError(str(err), transient=False, scope="machine") from err
@@ -199,13 +199,17 @@ class LentPlace:
             return None
         return hold
 
-    def _candidates(self) -> list[MachineId]:
+    def _candidates(self, offer: Offer) -> list[MachineId]:
         """Those that are up. Those of which nothing is known to be wrong come first, and of these the ones
         that are prepared for this benchmark; those that are prepared for another one are left to that."""
         pool, now, wall = self._pool(), time.monotonic(), self._clock()
         if pool.state.stop is not None:
             return []
-        ready = [m for m in self._own(pool) if m.phase == "ready" and m.expires_at > wall]
+        ready = [
+            m
+            for m in self._own(pool)
+            if m.phase == "ready" and m.expires_at > wall and m.name not in offer.without
+        ]
         order = {self._benchmark: 0, "": 1}
         best_first = sorted(ready, key=lambda m: (self._avoid.get(m.id, 0.0) > now, order.get(m.prepared, 2)))
         return [machine.id for machine in best_first]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from evalfleet.events import Event, MachineCondemned, MachineRequested, StopRequested
 from evalfleet.model import MachineId, Micros, Needs, Offer, Task, after
 from evalfleet.names import machine_id
-from evalfleet.state import RESTART, Block, Circuit, RunState, scopes
+from evalfleet.state import RESTART, Block, Circuit, RunState, kept_out, scopes
 
 from . import hedge
 from .allowances import at_once
@@ -131,7 +131,9 @@ def best_offers(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[O
     fresh: dict[str, Offer] = {}  # by place
     tired: list[Offer] = []
     for offer in offers:
-        full = offer.capacity is not None and state.live_by_offer[offer.key] >= offer.capacity
+        full = offer.capacity is not None and (
+            state.live_by_offer[offer.key] + len(kept_out(state, offer.place)) >= offer.capacity
+        )
         if full or offer.place in fresh or _shut(state, now, offer) or _too_short(state, now, offer):
             continue
         if not _tired(state, offer) and not _loses_more(state, offer, offers):

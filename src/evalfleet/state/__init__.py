@@ -24,7 +24,7 @@ from .nouns import (
     is_ungraded,
 )
 from .run import lane_of
-from .run_changes import RESTART, objection, steered_by
+from .run_changes import RESTART, kept_out, objection, steered_by
 
 __all__ = [
     "RECENT",
@@ -47,6 +47,7 @@ __all__ = [
     "fold",
     "is_ungradable",
     "is_ungraded",
+    "kept_out",
     "lane_of",
     "objection",
     "replaceable",

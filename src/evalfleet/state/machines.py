@@ -120,6 +120,10 @@ def machine_up(state: RunState, at: Micros, event: ev.MachineUp) -> None:
     _take_node(state, machine)
     machine.name, machine.host_key = event.name or machine.name, event.host_key
     machine.timings, machine.setting_up = dict(event.timings), ("", "")
+    # the place took it before it could know that it was drained
+    if (drained := state.kept_out.get((machine.offer.place, machine.name))) is not None:
+        machine.steered = drained
+        state.draining[machine.id] = None
     lift(state, machine)
     state.touched_machines[event.machine] = None
 

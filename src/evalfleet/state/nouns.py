@@ -317,6 +317,7 @@ class RunState(Struct, eq=False):
     mending: dict[MachineId, None] = {}
     unreachable: dict[MachineId, None] = {}  # to be decided about
     draining: dict[MachineId, None] = {}  # takes no more work
+    kept_out: dict[tuple[str, str], ev.RunSteered] = {}  # drained lent machines, by place and name
     restarting: dict[MachineId, None] = {}  # somebody asked for it
     replacing: dict[MachineId, None] = {}  # somebody asked for it
     lines: dict[str, PlaceHearing] = {}  # by place

@@ -8,7 +8,7 @@ from evalfleet import events as ev
 from evalfleet.model import Limits, Micros
 
 from .circuits import refresh_idle
-from .nouns import RunState
+from .nouns import MachineState, RunState
 from .run import set_limits
 
 RESTART = "restart"
@@ -32,7 +32,7 @@ def objection(state: RunState, event: ev.RunSteered | ev.StopRequested) -> str:
             return _objection_to_limits(state, event)
         case "end":
             return _objection_to_end(state, event)
-        case "drain" | "restart" | "replace":
+        case "drain" | "undrain" | "restart" | "replace":
             return _objection_about_machine(state, event)
 
 
@@ -64,6 +64,11 @@ def _objection_about_machine(state: RunState, event: ev.RunSteered) -> str:
     if machine is None:
         return f"has no machine {event.machine}"
     known = f"has a machine {machine.name} that"
+    kept_out = (machine.offer.place, machine.name) in state.kept_out
+    if event.verb == "undrain":
+        return "" if kept_out or _drained_by_user(state, machine) else f"{known} is not drained"
+    if event.verb == "drain" and is_known_host(machine):
+        return f"{known} is drained already" if kept_out else ""
     if event.verb in ("drain", "replace"):
         if machine.id in (state.draining if event.verb == "drain" else state.replacing):
             return f"{known} is {'draining' if event.verb == 'drain' else 'being replaced'} already"
@@ -102,14 +107,48 @@ def run_steered(state: RunState, at: Micros, event: ev.RunSteered) -> None:
         case "end" if event.attempt is not None:
             state.attempts[event.attempt].ending = event
             state.touched_attempts[event.attempt] = None
+        case "undrain" if event.machine is not None:
+            _undrain(state, state.machines[event.machine])
         case "drain" | "restart" | "replace" if event.machine is not None:
             machine = state.machines[event.machine]
+            if event.verb == "drain" and is_known_host(machine):
+                state.kept_out[machine.offer.place, machine.name] = event
+                if machine.id not in state.coming and machine.id not in state.ready:
+                    return
             machine.steered = event
             asked = {"drain": state.draining, "restart": state.restarting, "replace": state.replacing}
             asked[event.verb][event.machine] = None
             refresh_idle(state, machine)
         case _:
             pass
+
+
+def _undrain(state: RunState, machine: MachineState) -> None:
+    state.kept_out.pop((machine.offer.place, machine.name), None)
+    if _drained_by_user(state, machine):
+        machine.steered = None
+        if state.circuits[machine.offer.place].phase != "open":
+            state.draining.pop(machine.id)
+        refresh_idle(state, machine)
+
+
+def _drained_by_user(state: RunState, machine: MachineState) -> bool:
+    steered = machine.steered
+    return machine.id in state.draining and steered is not None and steered.verb == "drain"
+
+
+def is_known_host(machine: MachineState) -> bool:
+    """Return True if the machine is a lent computer and its place has told which one."""
+    return machine.offer.lent and machine.up_at is not None
+
+
+def kept_out(state: RunState, place: str) -> tuple[str, ...]:
+    """Return the names of the place's lent machines that were drained and given up."""
+    return tuple(
+        name
+        for (where, name), event in state.kept_out.items()
+        if where == place and event.machine not in state.coming and event.machine not in state.ready
+    )
 
 
 def steered_by(event: ev.RunSteered) -> str:

@@ -71,7 +71,7 @@ class Steered(TypedDict):
     """What somebody changed of a run while it went on."""
 
     at: Time
-    verb: Literal["pause", "unpause", "set", "end", "drain", "restart", "replace", "cancel"]
+    verb: Literal["pause", "unpause", "set", "end", "drain", "undrain", "restart", "replace", "cancel"]
     by: Annotated[str, Meta(description="user@host")]
     reason: str | None
     what: Annotated[str, Meta(description="all of it, in words")]

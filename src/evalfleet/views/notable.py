@@ -289,10 +289,10 @@ def _change(state: RunState, event: ev.RunSteered | ev.StopRequested) -> str:
             return f"set to {', '.join(parts)}"
         case "end":
             return f"attempt {clean(event.attempt or '')} to be ended"
-        case "drain" | "restart" | "replace":
+        case "drain" | "undrain" | "restart" | "replace":
             name = _name(state, event.machine) if event.machine is not None else ""
             done = {"drain": "drained", "restart": "restarted", "replace": "replaced"}
-            return f"{name} to be {done[event.verb]}"
+            return f"{name} to be {done[event.verb]}" if event.verb in done else f"{name} may be used again"
 
 
 def steering(state: RunState) -> list[documents.Steered]:

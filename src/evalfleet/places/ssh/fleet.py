@@ -7,7 +7,7 @@ import logging
 import math
 import shlex
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, TypeVar
 from urllib.parse import unquote
@@ -208,6 +208,10 @@ class HostFleet:
         name = host if self._most == 1 else f"{host}-{machine.rpartition('-')[2]}"
         return Machine(machine, phase, host, host, "" if self._for_pool else name)
 
+    def _host_of(self, name: str) -> str:
+        """The host of the machine that people know by this name."""
+        return name if self._most == 1 else name.rpartition("-")[0]
+
     async def _seen(self, host: str) -> list[Machine]:
         known = [self._known(held) for held in self.records.on(host)]
         if known and None not in known:
@@ -379,17 +383,18 @@ class HostFleet:
 
     # -- choice --------------------------------------------------------------------------------
 
-    def next_host(self, tried: Iterable[str]) -> str | None:
-        """The best host that has room for another machine of ours."""
+    def next_host(self, tried: Iterable[str], without: Sequence[str] = ()) -> str | None:
+        """The best host that has room for another machine of ours, beside those drained."""
         hopeless = self._hopeless()
+        drained = Counter(map(self._host_of, without))
         for host in in_order(self.standings.items(), time.monotonic()):
             if hopeless and self.standings[host].late:
                 continue  # it is dead, most likely, and of all others none works
             held = [
                 held for held in self.records.on(host) if not held.deleting and not self.records.over(held)
             ]
-            drained = any(held.left for held in self.records.on(host))
-            if host not in tried and not drained and len(held) < self._most:
+            uncleared = any(held.left for held in self.records.on(host))
+            if host not in tried and not uncleared and len(held) + drained[host] < self._most:
                 return host
         return None
 

@@ -163,7 +163,11 @@ class SshPlace(Preflight):
         self._fleet.needs = self._fleet.needs or needs
         size = "host" if needs == self._fleet.needs else f"host with {needs.in_words()}"
         capacity = len(settings.hosts) * settings.max_per_host
-        return (Offer(self._name, size, usd_per_hour=settings.usd_per_hour, capacity=capacity, has=needs),)
+        return (
+            Offer(
+                self._name, size, usd_per_hour=settings.usd_per_hour, capacity=capacity, lent=True, has=needs
+            ),
+        )
 
     async def examine(self, needs: Needs, workers: int = 1) -> Sequence[Check]:
         """Every host, in parallel: can it be reached, what has it, who holds it."""
@@ -200,15 +204,15 @@ class SshPlace(Preflight):
             self._fleet.creating.add(machine)
             try:
                 async with self._creates:  # the first shall work soon, rather than all at the same time
-                    await self._take(machine, offer.has, expires_s)
+                    await self._take(machine, offer, expires_s)
                 self._fleet.made(machine)
             finally:
                 self._fleet.creating.discard(machine)
 
-    async def _take(self, machine: MachineId, needs: Needs, expires_s: float) -> None:
+    async def _take(self, machine: MachineId, offer: Offer, expires_s: float) -> None:
         held = self._records.latest(machine)
         if held is None:
-            await self._find_host(machine, needs, expires_s)
+            await self._find_host(machine, offer, expires_s)
         elif held.deleting:
             raise MachineUnavailable(machine, "it is being deleted")
         else:
@@ -220,9 +224,10 @@ class SshPlace(Preflight):
             self._scan = asyncio.create_task(self._fleet.look_everywhere())
         await asyncio.shield(self._scan)
 
-    async def _find_host(self, machine: MachineId, needs: Needs, expires_s: float) -> None:
+    async def _find_host(self, machine: MachineId, offer: Offer, expires_s: float) -> None:
+        needs = offer.has
         tried: set[str] = set(self._fleet.short[needs])
-        while (host := self._fleet.next_host(tried)) is not None:
+        while (host := self._fleet.next_host(tried, offer.without)) is not None:
             tried.add(host)
             # before it is asked: it may do it although the answer is lost, and others must not ask it too
             self._records.keep(machine, host, expires_s)
