@@ -37,6 +37,14 @@ def test_watch_ends_with_its_reader(fleet: Fleet) -> None:
     assert run.wait().code == 0
 
 
+def test_what_the_terminal_cannot_print_is_escaped(fleet: Fleet) -> None:
+    fleet.bench([task("a_\N{SNOWMAN}")])
+    assert fleet.run().code == 0
+    shown = fleet("show", "r", env={"PYTHONIOENCODING": "latin-1"})
+    assert "a_\\u2603" in shown.out
+    assert "Traceback" not in shown.err
+
+
 def test_a_flag_given_twice_is_refused(fleet: Fleet) -> None:
     fleet.bench(tasks(1))
     fleet.run("--workers", "2", "--workers=3").refused("--workers is given twice")

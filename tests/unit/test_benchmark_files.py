@@ -359,6 +359,7 @@ def test_other_links_are_refused_wherever_they_are(root: Path) -> None:
     (root / ".env").write_text("KEY=secret")
     (root / "hidden").symlink_to(".env")
     (root / "folder").symlink_to(root / "data")
+    (root / "loop").symlink_to("loop")
     told = "is a symbolic link to no file in the benchmark's folder; put a copy of its target there"
     fails(root, changed("files", '["hidden"]'), f"@/b.toml: 'files' has 'hidden', but hidden {told}")
     fails(root, changed("files", '["link.sh"]'), f"@/b.toml: 'files' has 'link.sh', but link.sh {told}")

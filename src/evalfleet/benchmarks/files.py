@@ -168,7 +168,7 @@ def _check_file(root: Path, path: Path, what: str, name: str) -> None:
     except FileNotFoundError:
         raise RequestError(f"{what}, which does not exist; create {path} or take it out") from None
     if stat.S_ISLNK(mode):
-        target = path.resolve()
+        target = Path(os.path.realpath(path))  # `resolve` raises RuntimeError for a loop
         if not target.is_file() or not target.is_relative_to(root.resolve()) or target.name == ".env":
             raise RequestError(
                 f"{what}, but {name} is a symbolic link to no file in the benchmark's folder; "

@@ -161,7 +161,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(argv: Sequence[str] | None) -> int:
     _open_closed_streams()
     if argv is None:  # we are the program: its streams are ours
-        _write_whole_lines()
+        _adapt_streams()
     if argv is None and "_ARGCOMPLETE" in os.environ:
         from .completion import complete
 
@@ -204,11 +204,17 @@ def _open_closed_streams() -> None:
             setattr(sys, name, os.fdopen(fd, "w" if fd else "r", closefd=False))
 
 
-def _write_whole_lines() -> None:
-    """With PYTHONUNBUFFERED a line and its end are two writes: lines of the other stream get in between."""
+def _adapt_streams() -> None:
+    """Print characters that the terminal's encoding lacks as escapes, and lines whole.
+
+    With PYTHONUNBUFFERED a line and its end are two writes: lines of the other stream get in between.
+    """
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper) and stream.write_through:
-            stream.reconfigure(write_through=False, line_buffering=True)
+        if isinstance(stream, io.TextIOWrapper):
+            if stream.errors == "strict":
+                stream.reconfigure(errors="backslashreplace")
+            if stream.write_through:
+                stream.reconfigure(write_through=False, line_buffering=True)
 
 
 def _dispatch(verb: str, words: list[str]) -> int:
