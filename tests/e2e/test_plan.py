@@ -47,6 +47,9 @@ def test_a_plan_says_what_it_rests_on_and_its_command_runs(fleet: Fleet) -> None
     late = fleet("run", "b.toml", "--workers", "1", "--deadline", "0.1s", "--name", "late")
     assert late.code == 0, "a deadline stops nothing"
     assert "note: --deadline 0s: it will take about " in late.err
+    dry = fleet("run", "b.toml", "--workers", "1", "--deadline", "0.1s", "--dry-run", "--json")
+    assert dry.json["warnings"][-1].startswith("--deadline 0s: it will take about ")
+    assert "note: --deadline 0s: it will take about " in dry.err
     for row in review["runs"]:
         assert row["took_seconds"] > 0
         within = row["seconds"]["low"] <= row["took_seconds"] <= row["seconds"]["high"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 
 import pytest
 
@@ -293,12 +294,15 @@ def test_schedules(fleet: Fleet, schedule: str) -> None:
 
 
 def test_dry_run_writes_nothing(fleet: Fleet) -> None:
-    fleet.bench(tasks(3))
+    fleet.bench(tasks(3), settings={"split": "test"})
     before = {path for path in fleet.folder.rglob("*") if ".outputs-" not in str(path)}
-    done = fleet("run", "./b.toml", "--dry-run")
+    more = ("--set", "max_machines=2", "-A", "temperature=0")
+    done = fleet("run", "./b.toml", "--dry-run", "--workers", "3", *more)
     assert done.code == 0, done
     assert "3 in 1 domain" in done.out
-    assert "estimate" in done.out
+    assert "3 tasks / 2 at once x" in done.out, "the place has two machines"
+    assert re.search(r"^settings +split=test$", done.out, re.MULTILINE)
+    assert re.search(r"^agent +temperature=0$", done.out, re.MULTILINE)
     assert {path for path in fleet.folder.rglob("*") if ".outputs-" not in str(path)} == before
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -25,7 +25,7 @@ from evalfleet.views.format import plural, table
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from evalfleet.model import MachineId, Needs, Offer
+    from evalfleet.model import MachineId, Needs, Offer, Plan
     from evalfleet.planning.plan import Resolved
     from evalfleet.ports import Made
     from evalfleet.views.fleet_documents import EstimateDocument, PlanDocument
@@ -73,8 +73,9 @@ async def estimate(workspace: Workspace, resolved: Resolved) -> Estimate:
     mean_known = sum(known) / len(known) if known else 0.0
     seconds = [task.weight_s or (mean_known if known else task.timeout_s) for task in tasks]
     slots = max(1, min(limits.workers * resolved.plan.slots, len(tasks)))
-    machines = -(-slots // resolved.plan.slots)
-    prospect = await _ask(workspace, resolved, machines)
+    prospect = await _ask(workspace, resolved, -(-slots // resolved.plan.slots))
+    machines = len(prospect.machines) or 1  # the place may have fewer than were asked for
+    slots = min(slots, machines * resolved.plan.slots)
     duration_s = max(sum(seconds) / slots, max(seconds)) + prospect.machine_s
     hours = duration_s / HOUR_S
     usd = sum(offer.usd_per_hour * hours for _, offer in prospect.machines) if prospect.offers else None
@@ -200,6 +201,7 @@ def describe(resolved: Resolved, expected: Estimate, *, as_json: bool) -> str:
         ("on", f"{_where(resolved)}, {plural(limits.workers, 'worker')}, {plan.schedule} schedule"),
         ("attempts", f"{limits.attempts} a task"),
         ("model", plan.model or "-"),
+        *_settings(plan),
         ("secrets", ", ".join(resolved.secrets) or "-"),
         ("limits", _limits(resolved)),
         ("offers", _offers(expected.offers)),
@@ -212,6 +214,16 @@ def describe(resolved: Resolved, expected: Estimate, *, as_json: bool) -> str:
     for place, made in expected.made.items():
         lines += ["", _made(place, made)]
     return "\n".join((*lines, "", "Nothing was started. Leave out --dry-run to run it."))
+
+
+def _settings(plan: Plan) -> list[tuple[str, str]]:
+    spec: Mapping[str, Any] = plan.benchmark_spec.get("spec") or {}
+    rows = {"settings": {**spec.get("settings", {}), **plan.settings}, "agent": plan.agent}
+    shown = {
+        row: ", ".join(f"{name}={value}" for name, value in given.items() if value not in (None, "", [], {}))
+        for row, given in rows.items()
+    }
+    return [(row, values) for row, values in shown.items() if values]
 
 
 def _made(place: str, made: Sequence[Made]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from evalfleet.planning.flags import Flag, flags, word_of
@@ -170,6 +171,8 @@ async def _agreed_on(workspace: Workspace, resolved: Resolved, args: argparse.Na
         note(warning)
     expected = await estimate(workspace, resolved)
     if args.dry_run:
+        if resolved.plan.limits.deadline_s is not None and is_worth_a_promise(resolved):
+            resolved = _promised(workspace, resolved, expected.offers)
         print(describe(resolved, expected, as_json=args.json))
         return resolved
     for warning in await forewarned(workspace, resolved, expected):
@@ -185,6 +188,7 @@ def _promised(workspace: Workspace, resolved: Resolved, offers: Sequence[Offer])
     resolved = with_promise(workspace, resolved, offers)
     if doubt := broken_promise(resolved.plan):
         note(doubt)
+        resolved = replace(resolved, warnings=(*resolved.warnings, doubt))
     return resolved
 
 
