@@ -38,8 +38,11 @@ def left(hosts: Fleet) -> list[str]:
 def test_a_pool_of_hosts_from_create_to_delete(controller: harness.Fleet, hosts: Fleet) -> None:
     setup = [["sh", "-c", f"echo x >> {controller.folder}/setups; echo here > product"]]
     controller.bench([task(f"a_{n}", "cat product; sleep 0.1; score 1") for n in range(6)], setup=setup)
-    pool(controller, "create", "--on", "lab3", "--workers", "3", "--prefix", "host")
-    assert statuses(controller) == {"host-1": "ready", "host-2": "ready", "host-3": "ready"}
+    refused = say(controller, "pool", "create", "p", "--on", "lab3", "--prefix", "host")
+    refused.refused("machines of lab3 are called by their hosts: leave out --prefix")
+    made = pool(controller, "create", "--on", "lab3", "--workers", "3")
+    assert "worker-" not in made.said, "it has the name of its host from the first line on"
+    assert statuses(controller) == {host.name: "ready" for host in hosts.hosts}
 
     def probed() -> list[str]:
         shown = say(controller, "pool", "status", "p", "--probe", "--json").json["machines"]
@@ -50,12 +53,15 @@ def test_a_pool_of_hosts_from_create_to_delete(controller: harness.Fleet, hosts:
     pool(controller, "prepare", "./b.toml")
     done = controller.run("--pool", "p")
     assert done.code == 0, done
+    assert "worker-" not in done.said
     assert len(used(controller, "r")) == 3
+    assert {machine.name for machine in controller.state("r").machines.values()} == set(statuses(controller))
     assert (controller.folder / "setups").read_text() == "x\n" * 3, "it was set up again"
-    pool(controller, "restart", "host-2")
-    entered = controller("pool", "ssh", "p", "host-2", "--", "sh", "-c", "echo $HOME; exit 7")
+    second = hosts.hosts[1].name
+    pool(controller, "restart", second)
+    entered = controller("pool", "ssh", "p", second, "--", "sh", "-c", "echo $HOME; exit 7")
     assert entered.code == 7, entered
-    assert entered.out.strip() in {str(host.home) for host in hosts.hosts}
+    assert entered.out.strip() == str(hosts.hosts[1].home)
     pool(controller, "stop")
     assert not any(host.leftovers() for host in hosts.hosts), "something runs on a stopped host"
     pool(controller, "start")

@@ -38,7 +38,7 @@ class PoolRequest(Struct, frozen=True, kw_only=True):
     workers: int | None = None
     """None: all machines of a place that lists them, else one."""
     expires_s: float = EXPIRES_S
-    prefix: str = PREFIX
+    prefix: str | None = None
     settings: Mapping[str, str] = {}
     config: str | None = None
 
@@ -56,6 +56,8 @@ def resolve_pool(
             f"--on {request.on} names {len(sources)} places, and a pool is at one: --on {names}"
         )
     (place,) = place_settings(request.settings, sources)
+    if place.listed and request.prefix:
+        raise RequestError(f"machines of {place.name} are called by their hosts: leave out --prefix")
     plan = Plan(
         run=check_run_name(request.name),
         benchmark="",
@@ -63,6 +65,6 @@ def resolve_pool(
         place_specs=plain({place.name: PlaceSpec(place.kind_name, str(place.base), place.settings)}),
         limits=Limits(workers=request.workers or place.listed or 1, lease_s=request.expires_s),
         home=home_id,
-        machine_names=check_run_name(request.prefix),
+        machine_names=check_run_name(request.prefix or PREFIX),
     )
     return plan, merged

@@ -13,7 +13,7 @@ from evalfleet.state import MachineState, RunState, scopes
 from .health import mend_or_give_up
 from .limits import first_lease_s
 from .pace import turn_at
-from .scale import best_offers
+from .scale import best_offers, nameless
 
 ALONE = "{prefix}-vm"
 MANY = "{prefix}-{n}"
@@ -51,7 +51,8 @@ def _request(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Even
     n = len(state.machines) + 1
     machine = machine_id(state.plan.run, state.plan.home, n)
     expires_at = after(now, first_lease_s(state, offer))
-    return [MachineRequested(machine, _name(state), state.free_lanes[0], offer, expires_at)]
+    name = nameless(state, offer, n) if offer.lent else _name(state)
+    return [MachineRequested(machine, name, state.free_lanes[0], offer, expires_at)]
 
 
 def _lacks_machines(state: RunState) -> bool:

@@ -39,7 +39,14 @@ def request(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event
     n = len(state.machines) + 1
     machine = machine_id(state.plan.run, state.plan.home, n)
     name = state.plan.machine_names.replace("{n}", str(n))
+    if offer.lent:
+        name = nameless(state, offer, n)
     return [MachineRequested(machine, name, lane, offer, after(now, seconds))]
+
+
+def nameless(state: RunState, offer: Offer, n: int) -> str:
+    """Return what a lent machine is called until its place tells which one it is."""
+    return f"machine {n} of {state.plan.pool or offer.place}"
 
 
 def _would_be_idle(state: RunState, now: Micros) -> bool:

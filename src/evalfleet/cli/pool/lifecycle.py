@@ -20,7 +20,10 @@ def create_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--expires", metavar="14d", default="14d", help="when they end by themselves")
     parser.add_argument(
-        "--prefix", metavar="P", default=None, help="machines are called P-1, P-2, ... (default: worker)"
+        "--prefix",
+        metavar="P",
+        default=None,
+        help="machines are called P-1, P-2, ... (default: worker; hosts keep their own)",
     )
     add_settings(parser)
     add_config(parser)
@@ -31,7 +34,7 @@ async def create(args: argparse.Namespace) -> int:
     """Create a pool and its machines. They stay, and may cost money, until they are deleted or expire."""
     from evalfleet.api import pools
     from evalfleet.errors import PlaceError
-    from evalfleet.planning.pool_plan import PREFIX, PoolRequest
+    from evalfleet.planning.pool_plan import PoolRequest
     from evalfleet.planning.values import parse_count, parse_duration, parse_pairs
     from evalfleet.planning.workspace import Workspace
     from evalfleet.views.notable import refusals, refusals_table
@@ -43,7 +46,7 @@ async def create(args: argparse.Namespace) -> int:
         on=args.on,
         workers=None if args.workers is None else parse_count(args.workers, "--workers", 1, 10_000),
         expires_s=parse_duration(args.expires, "--expires"),
-        prefix=args.prefix or PREFIX,
+        prefix=args.prefix,
         settings=parse_pairs(args.settings or (), "--set"),
         config=args.config,
     )

@@ -88,12 +88,10 @@ class HostFleet:
         gone_after_s: float,
         set_aside_s: float,
         most: int = 1,
-        for_pool: bool = False,
     ) -> None:
         self.name = name
         self.homes = homes
         self._most = most
-        self._for_pool = for_pool
         self.needs: Needs | None = None
         """What every machine must have; None: nobody has said."""
         self.short: defaultdict[Needs, dict[str, str]] = defaultdict(dict)
@@ -204,9 +202,9 @@ class HostFleet:
         return self._machine(held.machine, "up", held.host) if sure else None
 
     def _machine(self, machine: MachineId, phase: Literal["pending", "up"], host: str) -> Machine:
-        """People know it by its host, and a number where a host has several; a pool has its own names."""
+        """People know it by its host, and a number where a host has several."""
         name = host if self._most == 1 else f"{host}-{machine.rpartition('-')[2]}"
-        return Machine(machine, phase, host, host, "" if self._for_pool else name)
+        return Machine(machine, phase, host, host, name)
 
     def _host_of(self, name: str) -> str:
         """The host of the machine that people know by this name."""

@@ -146,7 +146,6 @@ class SshPlace(Preflight):
         fleet = HostFleet(
             *(name, homes, records, settings.gone_after_s, settings.set_aside_s),
             most=settings.max_per_host,
-            for_pool=context.for_pool,
         )
         return cls(name, settings, fleet, context)
 
