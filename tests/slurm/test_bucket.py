@@ -219,7 +219,7 @@ def test_doctor_looks_whether_nodes_reach_the_mailbox(
     assert bucket.names() == []
 
 
-async def test_a_requeued_machine_is_evicted_and_its_next_start_does_nothing(
+async def test_a_requeued_machine_is_gone_and_its_next_start_does_nothing(
     cluster: Cluster, tmp_path: Path, bucket: Bucket
 ) -> None:
     """Its mail is in the bucket, and what it was told to take is gone: a second start leaves at once."""
@@ -241,12 +241,11 @@ async def test_a_requeued_machine_is_evicted_and_its_next_start_does_nothing(
     assert await channel.probe(None)
     await channel.close()
     cluster.ask("scontrol", "requeue", job)
-    evicted = await until_in("evicted")
-    assert evicted.start == up.start
+    assert (await until_in("gone")).start == up.start
     cluster.ask("scontrol", "update", f"jobid={job}", "StartTime=now")  # else in two minutes
     # it fails, as it must not go on, or Slurm has just revoked its credential
     until(lambda: cluster.states()[name] == "FAILED", lambda: f"it started again: {cluster.states()}")
-    assert (await until_in("evicted")).ran_s
+    assert (await until_in("gone")).ran_s
     await place.delete(machine)
     await place.close()
     assert await asyncio.to_thread(bucket.names) == []

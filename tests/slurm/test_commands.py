@@ -69,16 +69,6 @@ def test_times_are_read(text: str, seconds: int) -> None:
     assert elapsed_s(text) == seconds
 
 
-def test_what_is_no_number_of_restarts_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = ["7 2", "8 -1", "9 N/A", f"10 {'9' * 5000}", "11", "12 1 1"]
-    command(tmp_path, "squeue", "; ".join(f"echo '{row}'" for row in rows))
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    slurm = Slurm(ThisComputer({}))
-    assert asyncio.run(slurm.restarts(["7"])) == {"7": 2}
-    command(tmp_path, "squeue", "exit 1")
-    assert asyncio.run(slurm.restarts(["7"])) == {}, "an older Slurm does not know the column"
-
-
 def test_a_limit_is_never_rounded_down() -> None:
     assert [limit(seconds) for seconds in (0.5, 59, 60, 61, 7200)] == ["1", "1", "1", "2", "120"]
 

@@ -263,16 +263,16 @@ async def test_what_ends_within_the_grace_time_of_a_preemption_counts_and_the_re
 
 
 @pytest.mark.parametrize("second", ["begins", "fails"])
-async def test_a_requeued_machine_is_evicted_and_its_next_start_does_nothing(
+async def test_a_requeued_machine_is_gone_and_its_next_start_does_nothing(
     cluster: Cluster, tmp_path: Path, second: str
 ) -> None:
-    """Also if the second start fails before it can leave a mark, and for who looks only then."""
+    """It is not evicted: what runs there could have requeued it."""
     async with site(cluster, tmp_path, sbatch=("--requeue",)) as at:
         channel = at.channel(await at.up())
         await at.start(channel)
         ending = asyncio.create_task(channel.ended(JOB))
         cluster.ask("scontrol", "requeue", at.job)
-        await at.until_in("evicted")
+        assert (await at.until_in("gone")).detail == "Slurm: requeued"
         assert await _told(ending) in ("evicted", "unreachable")
         assert at.why == "evicted"
         if second == "fails":
@@ -283,11 +283,11 @@ async def test_a_requeued_machine_is_evicted_and_its_next_start_does_nothing(
         # it fails before it starts, too, where Slurm has just revoked its credential
         over = ("COMPLETED", "FAILED") if second == "begins" else ("FAILED",)
         until(lambda: cluster.states()[name] in over, lambda: f"it started again: {cluster.states()}")
-        assert (await at.until_in("evicted")).ran_s
+        assert (await at.until_in("gone")).ran_s
         late = at.new_place()
         seen = await find(late, MACHINE)
         assert seen is not None
-        assert seen.phase == "evicted", seen
+        assert seen.phase == "gone", seen
         await late.close()
 
 

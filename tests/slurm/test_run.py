@@ -15,7 +15,7 @@ import pytest
 
 from evalfleet.errors import PlaceError
 from evalfleet.events import AttemptEnded, MachineAllocated, MachineCondemned, MachineQueued, StopRequested
-from evalfleet.model import Cause, MachineId, Needs, Scored
+from evalfleet.model import Broken, Cause, MachineId, Needs, Scored
 from evalfleet.places.slurm import SlurmPlace, SlurmSettings
 from evalfleet.ports import PlaceContext
 from evalfleet.testing.harness import first_offer
@@ -90,6 +90,30 @@ def test_where_steps_are_forbidden_a_run_goes_by_mailbox_and_is_resumed(
     assert (told["scored"], told["broken"], told["status"]) == (6, 0, "done")
     events = at.events()
     assert len([event for event in events if isinstance(event, MachineAllocated)]) == 2, events
+    nothing_left(cluster, tmp_path / "f")
+
+
+SABOTAGE = {
+    "folder": 'rm -rf "$EVALFLEET_MACHINE"; sleep 60',
+    "requeue": "$own requeue=1; $slurm scontrol requeue $job; sleep 60",
+    "mark": """echo '{"start": "1.0", "node": "n1", "at": 1}' >"$EVALFLEET_MACHINE/start"; sleep 60""",
+    "restarted": 'touch "$EVALFLEET_MACHINE/restarted"; sleep 60',
+}
+
+
+@pytest.mark.parametrize("way", SABOTAGE)
+def test_a_task_that_ends_its_own_machine_is_forgiven_once(
+    cluster: Cluster, tmp_path: Path, way: str
+) -> None:
+    at = desk(cluster, tmp_path / "f", 1)
+    slurm = f"env SLURM_CONF={cluster.config}"
+    job = 'job=$(cat "$EVALFLEET_MACHINE/job")'
+    own = f'own="{slurm} scontrol update jobid=$job"'
+    (tmp_path / "f/run.sh").write_text(f'slurm="{slurm}"; {job}; {own}\n{SABOTAGE[way]}\n')
+    done = at("run", "b.toml", "--on", "hpc", "--name", "r", "--attempts", "1")
+    assert done.code == 1, done
+    ended = [event.outcome for event in at.events() if isinstance(event, AttemptEnded)]
+    assert [outcome.cause for outcome in ended if isinstance(outcome, Broken)] == 2 * [Cause.MACHINE_LOST]
     nothing_left(cluster, tmp_path / "f")
 
 

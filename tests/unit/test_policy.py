@@ -10,6 +10,7 @@ from msgspec import structs
 from evalfleet.events import (
     AttemptEnded,
     MachineCondemned,
+    MachineSilent,
     RunEnded,
     StopRequested,
 )
@@ -441,6 +442,9 @@ AGAIN_AND_AGAIN = [
 ]
 
 
+ENDS = (Cause.CONNECTION, Cause.MACHINE_LOST)
+
+
 def test_what_a_job_may_say_of_itself_is_never_free() -> None:
     assert not [cause for cause, traits in CAUSES.items() if traits.free and traits.declarable]
 
@@ -462,6 +466,21 @@ def test_a_task_is_forgiven_the_loss_of_its_machine_once() -> None:
     assert run.task("t0").status == "running"
     run.breaks("t0.1", Cause.MACHINE_LOST)
     assert run.task("t0").status == "broken"
+
+
+@pytest.mark.parametrize("causes", [(c, d) for c in ENDS for d in ENDS])
+def test_a_task_is_forgiven_once_whether_its_machine_is_lost_or_silent(causes: tuple[Cause, Cause]) -> None:
+    """A task can end the machine below it, and can stop what answers there."""
+    run = Run(1, workers=1, attempts=1)
+    run.turn()
+    run.ready()
+    for cause, status in zip(causes, ("waiting", "broken"), strict=True):
+        machine = MachineId(run.open().popitem()[1])
+        run.tell(MachineSilent(machine, run.now))
+        run.lose(machine, cause)
+        assert run.task("t0").status == status
+        run.gone(next(iter(run.state.undeleted)))
+        run.ready()
 
 
 @pytest.mark.parametrize("cause", AGAIN_AND_AGAIN)

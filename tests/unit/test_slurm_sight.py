@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from evalfleet.model import SECOND, Machine, MachineId
 from evalfleet.places.slurm.commands import SlurmJob
@@ -13,13 +14,13 @@ NAME = "evalfleet-0a1b2c-r-0a1b2c-1"
 HOUR_S = 3600.0
 
 
-def job(state: str, ran_s: float, id: str = "7", restarts: int = 0) -> SlurmJob:
-    return SlurmJob(id, state, ran_s, "n1", "main", "", NAME, restarts)
+def job(state: str, ran_s: float, id: str = "7") -> SlurmJob:
+    return SlurmJob(id, state, ran_s, "n1", "main", "", NAME)
 
 
-def folder(began_ago_s: float, off_s: float = 0.0, start: str = "7.0") -> MachineFolder:
+def folder(began_ago_s: float, off_s: float = 0.0) -> MachineFolder:
     """Of a machine that has begun so long ago, on a node whose clock is so far ahead."""
-    mark = StartMark(start, "n1", NOW - began_ago_s + off_s)
+    mark = StartMark("7.0", "n1", NOW - began_ago_s + off_s)
     return MachineFolder(job="7", start=mark, listens=True, life_s=1800.0, made_at=NOW - 900.0)
 
 
@@ -52,18 +53,23 @@ def test_what_waits_has_no_expiry_and_what_has_no_job_is_over() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "restarts", "phase"),
+    ("state", "restarted", "phase", "detail"),
     [
-        ("FAILED", 0, "gone"),
-        ("FAILED", 1, "evicted"),
-        ("CANCELLED", 0, "gone"),
-        ("PENDING", 0, "evicted"),
-        ("PREEMPTED", 0, "evicted"),
-        ("NODE_FAIL", 0, "evicted"),
+        ("FAILED", False, "gone", "failed"),
+        ("CANCELLED", False, "gone", "cancelled"),
+        ("PREEMPTED", False, "evicted", "preempted"),
+        ("NODE_FAIL", False, "evicted", "node_fail"),
+        # what runs on the machine can bring these about
+        ("PENDING", False, "gone", "requeued"),
+        ("RUNNING", True, "gone", "requeued"),
+        ("FAILED", True, "gone", "requeued"),
     ],
 )
-def test_whatever_was_started_anew_or_taken_back_is_evicted(state: str, restarts: int, phase: str) -> None:
-    assert seen(folder(600.0), job(state, 600.0, restarts=restarts)).phase == phase
+def test_only_what_slurm_gives_its_own_reason_for_is_evicted(
+    state: str, restarted: bool, phase: str, detail: str
+) -> None:
+    machine = seen(structs.replace(folder(600.0), restarted=restarted), job(state, 600.0))
+    assert (machine.phase, machine.detail) == (phase, f"Slurm: {detail}")
 
 
 @pytest.mark.parametrize("off_s", [-HOUR_S, 0.0, HOUR_S])
@@ -75,11 +81,6 @@ def test_a_job_that_waited_when_slurm_was_asked_and_has_begun_since_is_up(off_s:
     assert 0.0 <= machine.ran_s <= 10.0
     if not off_s:
         assert machine.ran_s == pytest.approx(3.0)
-
-
-def test_a_second_start_that_was_the_machines_first_is_none_that_was_taken_back() -> None:
-    """Its first start may have failed before there was a mark."""
-    assert seen(folder(600.0, start="7.1"), job("FAILED", 600.0, restarts=1)).phase == "gone"
 
 
 def test_its_own_job_counts_and_not_another_of_the_same_name() -> None:

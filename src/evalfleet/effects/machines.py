@@ -457,11 +457,13 @@ async def _keeps_node(tools: Tools, machine: MachineState) -> bool:
 
 
 def report_gone(tools: Tools, machine: MachineState, seen: Machine | None) -> None:
+    """Report the end of a machine. It was evicted only if its place says so of the start that we know: what
+    runs on a machine may cause another start, or forge the name of one."""
     cause, detail = Cause.MACHINE_LOST, "the place no longer shows it"
-    if seen is not None and seen.phase == "evicted":
+    if seen is not None and seen.phase == "evicted" and machine.start in ("", seen.start):
         cause, detail = Cause.EVICTED, "the place took it back"
     elif seen is not None and seen.phase != "gone":
-        cause, detail = Cause.EVICTED, RESTARTED
+        detail = RESTARTED
     if seen is not None and seen.phase in ("gone", "evicted") and seen.detail:
         detail = f"{detail} ({seen.detail})" if cause is Cause.EVICTED else seen.detail
     why = MachineCondemned(machine.id, detail, cause)

@@ -7,28 +7,39 @@ from itertools import islice
 
 from evalfleet.events import AttemptEnded, Event, MachineCondemned, MachineMending, StopRequested
 from evalfleet.model import Broken, Cause, MachineId, Micros, Offer, seconds_between
-from evalfleet.state import RESTART, MachineState, RunState, steered_by
+from evalfleet.state import RESTART, AttemptState, MachineState, RunState, steered_by
 
 from .scale import refused_for_good, useful_offers
 from .silence import first_given_up, proven_online
 
 CANARY_ATTEMPTS = 3
 """So many broken attempts, and no score, before more machines are made: more would not help."""
+BY_A_TASK = (Cause.CONNECTION, Cause.MACHINE_LOST)
+"""Causes that are forgiven once a task: what runs on a machine can end it, or make it silent."""
 
 
 def end_orphans(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:
     """End the attempts on machines that are condemned or mended: what broke the machine broke them.
 
-    When one machine falls silent while others are heard, what ran on it may have caused that.
+    When one machine falls silent while others are heard, what ran on it may have caused that. When none is
+    heard, our own network may have: that is forgiven once a task.
     """
     decided: list[Event] = []
     for attempt in state.orphans:
         known = state.attempts[attempt]
         machine = state.machines[known.machine]
-        alone = machine.cause is Cause.CONNECTION and _fell_silent_alone(state, machine)
-        outcome = Broken(machine.cause or Cause.CANCELLED, machine.detail, counts=alone)
+        cause = machine.cause or Cause.CANCELLED
+        alone = cause is Cause.CONNECTION and _fell_silent_alone(state, machine)
+        counts = alone or (cause in BY_A_TASK and _forgiven_before(state, known))
+        outcome = Broken(cause, machine.detail, counts=counts)
         decided.append(AttemptEnded(attempt, outcome, seconds_between(known.started_at, now)))
     return decided
+
+
+def _forgiven_before(state: RunState, attempt: AttemptState) -> bool:
+    """Return True if an earlier attempt at the same task was forgiven for what the task may have caused."""
+    earlier = (state.attempts[id].outcome for id in state.tasks[attempt.task].attempts)
+    return any(isinstance(end, Broken) and end.is_free and end.cause in BY_A_TASK for end in earlier)
 
 
 def _fell_silent_alone(state: RunState, machine: MachineState) -> bool:

@@ -197,6 +197,9 @@ class LyingChannel(SimChannel):
         return await super().collect(job, into)
 
 
+FIRST_START = "start 1"
+
+
 def name_of_start(machine: SimMachine) -> str:
     return f"start {machine.starts}" if machine.starts else ""
 
@@ -369,9 +372,12 @@ class SimService(_SimPlace):
 
     def _seen(self, machine: SimMachine) -> Machine:
         meter, ran_s = machine.meter, machine.ran_s
-        if machine.queued:
+        if machine.queued and not machine.starts:
             return Machine(machine.id, "queued", ran_s=ran_s)
-        ran_s += seconds_between(meter.start, meter.end or self._world.loop.now())
+        if not machine.queued:
+            ran_s += seconds_between(meter.start, meter.end or self._world.loop.now())
+        if machine.queued or machine.starts > 1:
+            return Machine(machine.id, "evicted", "job", machine.node, start=FIRST_START, ran_s=ran_s)
         up = self._world.loop.time() >= machine.boots_at
         phase: MachinePhase = "gone" if machine.gone else "up" if up else "pending"
         start = name_of_start(machine)

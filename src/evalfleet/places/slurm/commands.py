@@ -61,8 +61,6 @@ class SlurmJob(Struct, frozen=True):
     reason: str
     """Why it waits, in Slurm's one word."""
     name: str
-    restarts: int = 0
-    """How often it was started anew, where that was asked for."""
 
     @property
     def waits(self) -> bool:
@@ -97,18 +95,6 @@ class Slurm:
             for partition, queue in queues.items()
             for number, job in enumerate(queue, 1)
         }
-
-    async def restarts(self, jobs: Sequence[str]) -> Mapping[str, int]:
-        """How often each of these jobs was started anew; nothing where Slurm does not tell."""
-        columns = "JobID:.24,RestartCnt:.12"
-        try:
-            said = await self.run(
-                *("squeue", "--noheader", "--states=all", f"--jobs={','.join(jobs)}", f"--Format={columns}")
-            )
-        except PlaceError:
-            return {}
-        rows = [line.split() for line in said.splitlines()]
-        return {row[0]: int(row[1]) for row in rows if len(row) == 2 and re.fullmatch("[0-9]{1,9}", row[1])}
 
     async def ended(self, jobs: Sequence[str]) -> Sequence[SlurmJob]:
         """What Slurm's books tell of jobs that `squeue` has forgotten; nothing where it keeps no books."""

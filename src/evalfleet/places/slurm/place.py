@@ -137,7 +137,6 @@ class SlurmPlace(Preflight):
         self._asked_for: set[str] = set()
         self._recorded: dict[str, set[str]] = {}
         self._books: dict[str, SlurmJob | None] = {}
-        self._restarts: dict[str, int] = {}
         self._order: Mapping[str, str] = {}
         self._order_at = 0.0
         self._turns: dict[MachineId, asyncio.Lock] = {}
@@ -288,22 +287,11 @@ class SlurmPlace(Preflight):
         except PlaceError:
             self._queue = structs.replace(self._queue, asked_at=asked_at)
             raise
-        jobs = [*await self._with_restarts(jobs), *await self._forgotten({job.id for job in jobs})]
+        jobs = [*jobs, *await self._forgotten({job.id for job in jobs})]
         if any(job.waits and job.name.startswith(self._prefix) for job in jobs):
             await self._look_at_order(asked_at)
         self._queue = queue_of(asked_at, jobs)
         return self._queue
-
-    async def _with_restarts(self, jobs: Sequence[SlurmJob]) -> Sequence[SlurmJob]:
-        """Of this home's jobs that have ended, Slurm is asked once how often it had started them anew: a
-        second start may have failed before it could leave a mark."""
-        ours = [job for job in jobs if job.name.startswith(self._prefix)]
-        ended = {job.id for job in ours if not (job.waits or job.runs)}
-        self._restarts = {id: count for id, count in self._restarts.items() if id in ended}
-        if unread := sorted(ended - self._restarts.keys()):
-            told = await self._slurm.restarts(unread)
-            self._restarts.update({id: told.get(id, 0) for id in unread})
-        return [structs.replace(job, restarts=self._restarts.get(job.id, 0)) for job in jobs]
 
     async def _forgotten(self, known: set[str]) -> Sequence[SlurmJob]:
         """The jobs of our machines that `squeue` does not show any more, if Slurm keeps books."""

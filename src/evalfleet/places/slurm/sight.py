@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence, Set
 from typing import Any, TypeVar, cast
 from urllib.parse import unquote
@@ -41,11 +40,6 @@ class StartMark(Struct, frozen=True):
     @property
     def job(self) -> str:
         return self.start.partition(".")[0]
-
-    @property
-    def restarts(self) -> int:
-        count = self.start.partition(".")[2]
-        return int(count) if re.fullmatch("[0-9]{1,9}", count) else 0
 
 
 class MachineFolder(Struct, frozen=True):
@@ -235,15 +229,15 @@ class Sight(Struct, frozen=True):
             # while it ends, Slurm does not say why yet
             up = folder.ran_s is None and job.state != "COMPLETING" and folder.listens and not folder.deleting
             return structs.replace(seen, phase="up" if up else "pending", ran_s=self._running_s(start, job))
-        # one that waits although it has run was requeued, and so was one that has begun anew since
-        taken_back = folder.restarted or (
-            job is not None and (job.state in TAKEN_BACK or job.waits or job.restarts > start.restarts)
-        )
+        # What runs on the machine can write its folder and requeue its job. Slurm's own reason alone counts.
+        taken_back = job is not None and job.state in TAKEN_BACK
+        requeued = folder.restarted or (job is not None and job.waits)
+        state = "requeued" if requeued else job.state.lower() if job is not None else ""
         return structs.replace(
             seen,
             phase="evicted" if taken_back else "gone",
             ran_s=self._ended_s(start, job) if folder.ran_s is None else folder.ran_s,
-            detail=f"Slurm: {job.state.lower()}" if job is not None else "",
+            detail=f"Slurm: {state}" if state else "",
         )
 
     def _running_s(self, start: StartMark, job: SlurmJob) -> float:
