@@ -383,16 +383,17 @@ def test_a_run_is_steered_from_its_page_and_the_journal_tells_it(live: Fleet, br
         assert page.get_by_role("button", name="pause").count() == 0
     with looker(browser, opened) as looks:
         page = looks.go("/runs/r")
-        page.get_by_role("button", name="pause", exact=True).click()
-        asked = page.get_by_role("dialog")
-        expect(asked).to_contain_text("pause r?")
-        asked.get_by_role("textbox").fill("<b>to look</b>")
-        asked.get_by_role("button", name="pause r").click()
+        ask(page, "pause", "<b>to look</b>")
         expect(page.locator(".head .tag")).to_have_text("paused")
         (steered,) = live.recorded(RunSteered)
         assert "<b>to look</b>" in str(steered)
         assert Axe().run(page).violations_count == 0
-        live.say("cancel", "r")
+        ask(page, "unpause")
+        expect(page.locator(".head .tag")).to_have_count(0)
+        ask(page, "pause")
+        expect(page.locator(".head .tag")).to_have_text("paused")
+        ask(page, "drain")
+        ask(page, "cancel")
         run.wait()
         # what was waiting when the run ended is called so nowhere, and the filter finds what it counts
         unrun = chip(page, "unrun")
@@ -435,6 +436,17 @@ def go(page: Page, path: str) -> None:
 
 def chip(page: Page, name: str) -> Locator:
     return page.locator(".filters .chip", has_text=name)
+
+
+def ask(page: Page, verb: str, why: str = "") -> None:
+    """Press a button of the run, type a reason if there is one, and confirm."""
+    page.get_by_role("button", name=verb, exact=True).click()
+    asked = page.get_by_role("dialog")
+    expect(asked).to_contain_text(f"{verb} r?")
+    if why:
+        asked.get_by_role("textbox").fill(why)
+    asked.get_by_role("button", name=f"{verb} r").click()
+    expect(asked).to_have_count(0)
 
 
 def press(page: Page, *names: str) -> None:

@@ -46,7 +46,7 @@ function Controls({ store }) {
   const { run } = store;
   if (!useControl() || !run.live) return null;
   const verbs = [run.paused ? "unpause" : "pause", "drain", "cancel"];
-  return html`<span class="buttons">${verbs.map((verb) => html`<button key=${verb} type="button" onClick=${() => ask(verb)}>${verb}</button>`)}</span>
+  return html`<span class="buttons">${verbs.map((verb) => html`<button key=${verb} type="button" class=${verb === "cancel" ? "danger" : ""} onClick=${() => ask(verb)}>${verb}</button>`)}</span>
     ${asked && html`<${Confirm} run=${store.name} verb=${asked} what=${VERBS[asked]} close=${() => ask(null)} />`}`;
 }
 
@@ -60,7 +60,7 @@ function Confirm({ run, verb, what, args = {}, close }) {
     event.preventDefault();
     set({ busy: true });
     try {
-      await post(`${api("runs", run)}/steer`, { verb, arguments: args, reason: why || null });
+      await post(`${api("runs", run)}/steer`, { verb, arguments: args, reason: why });
       box.current.close();
     } catch (error) {
       set({ error });
@@ -70,7 +70,7 @@ function Confirm({ run, verb, what, args = {}, close }) {
     <h2 id="confirm-head">${words(verb)} <bdi>${plain(run, 80)}</bdi>?</h2><p>${what}</p>
     <label>Why (kept in the journal) <input value=${why} onInput=${(event) => setWhy(event.target.value)} maxlength="500" /></label>
     ${state.error && html`<${Problem} error=${state.error} />`}
-    <p class="row"><button type="submit" class="strong" disabled=${state.busy}>${words(verb)} ${plain(run, 40)}</button><button type="button" onClick=${() => box.current.close()}>leave it</button></p></form></dialog>`;
+    <p class="row"><button type="submit" class=${verb === "cancel" ? "danger" : "strong"} disabled=${state.busy}>${words(verb)} ${plain(run, 40)}</button><button type="button" onClick=${() => box.current.close()}>leave it</button></p></form></dialog>`;
 }
 
 function Figures({ store }) {
