@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import random
 import re
+import struct
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -165,3 +168,36 @@ def test_the_same_seed_wanders_the_same_way() -> None:
         return [grid.decide("go to the red ball", room(), chance) for _ in range(50)]
 
     assert wander() == wander()
+
+
+PAGE = """<!doctype html><body style="margin: 0"><button style="position: absolute; left: 100px; top: 50px;
+width: 40px; height: 20px" onclick="WOB_DONE_GLOBAL = true; WOB_RAW_REWARD_GLOBAL = 1">Ok</button><script>
+var WOB_DONE_GLOBAL = false, WOB_RAW_REWARD_GLOBAL = 0, WOB_REWARD_REASON = null;
+Math.seedrandom = () => {};
+const button = { tag: "BUTTON", text: "Ok", ref: 2, left: 100, top: 50, width: 40, height: 20, children: [] };
+var core = {
+  setDataMode() {}, startEpisodeReal() {}, cover_div: { style: {} },
+  getUtterance: () => 'Click on the "Ok" button.',
+  getDOMInfo: () => ({ tag: "BODY", ref: 1, left: 0, top: 0, width: 160, height: 210, children: [button] }),
+};
+</script>"""
+
+
+def test_a_click_is_told_in_pixels_of_its_screenshot(tmp_path: Path) -> None:
+    browser = os.environ.get("CHROMIUM", "/usr/bin/chromium")
+    if not os.access(browser, os.X_OK):
+        pytest.skip(f"there is no {browser} (Debian's chromium)")
+    pages, out = tmp_path / "miniwob/html/miniwob", tmp_path / "out"
+    pages.mkdir(parents=True)
+    out.mkdir()
+    (tmp_path / "miniwob/__init__.py").touch()
+    (pages / "click.html").write_text(PAGE)
+    agent = [sys.executable, DEMO / "miniwob/miniwob_agent.py", browser]
+    told = {"EVALFLEET_PARAMS": '{"env": "click", "seed": 1}', "EVALFLEET_OUT": str(out)}
+    environ = {**os.environ, **told, "PYTHONPATH": str(tmp_path)}
+    subprocess.run(agent, env=environ, cwd=tmp_path, check=True, timeout=60)
+    assert json.loads((out / "result.json").read_text())["num_steps"] == 1
+    (step,) = map(json.loads, (out / "traj.jsonl").read_text().splitlines())
+    width, height = struct.unpack(">II", (out / step["screenshot"]).read_bytes()[16:24])
+    assert step["n"] == 1
+    assert (step["x"] / width, step["y"] / height) == pytest.approx((120 / 330, 60 / 210))

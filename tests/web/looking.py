@@ -215,7 +215,7 @@ def bench(fleet: Fleet) -> None:
             task("seen", SEEN.replace("FOLDER", in_folder), domain="d"),
             *(task(f"bad_{n}", f"echo 500 from /setup/{n}; exit 3", domain="d") for n in range(2)),
             task("flaky", FLAKY, domain="e"),
-            task("zero", "score 0", domain="e"),
+            task("zero", 'echo \'{"action": "look"}\' > $EVALFLEET_OUT/traj.jsonl; score 0', domain="e"),
             task("flips", f"[ -e {in_folder}/gates/second ] && score 1 || score 0", domain="e"),
         ],
         steps="traj.jsonl",

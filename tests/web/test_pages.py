@@ -164,6 +164,8 @@ def test_everything_can_be_done_from_the_keyboard_and_has_an_address(
         press(page, "[")
         page.wait_for_url("**attempt=0")
         expect(page.locator(".verdict")).to_contain_text("attempt 1 of 2")
+        looks.go("/runs/r/tasks/zero")
+        expect(page.locator(".replay-bar")).to_contain_text("step 1 of 1")
         looks.go("/runs/r/tasks/seen")
         expect(page.locator(".replay-bar")).to_contain_text("step 3 of 3")
         press(page, "ArrowLeft")

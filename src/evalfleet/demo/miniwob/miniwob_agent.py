@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from miniwob_browser import Browser, raise_on_terminate
+from miniwob_browser import PIXELS, Browser, raise_on_terminate
 from miniwob_policy import Action, Type, View, decide, elements_of
 
 WIDTH, HEIGHT = 330, 210  # a MiniWoB page and the reward it displays beside itself
@@ -61,8 +61,8 @@ def perform(browser: Browser, action: Action) -> None:
 
 
 def note(out: Path, n: int, action: str, **more: Any) -> None:
-    """A line of the trajectory: what is done in this step, where, and what the page looked like before."""
-    line = {"n": n, "at": time.time(), "action": action, "screenshot": f"step_{n}.png", **more}
+    """Append a step to the trajectory: what is done after `n` steps, and the page before it."""
+    line = {"n": n + 1, "at": time.time(), "action": action, "screenshot": f"step_{n}.png", **more}
     with open(out / "traj.jsonl", "a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
 
@@ -78,14 +78,13 @@ def play(browser: Browser, instruction: str, out: Path) -> int:
             ideas -= 1
         else:
             what = f"type {action.text!r} into" if isinstance(action, Type) else f"click {action.why!r}:"
-            print(
-                f"step {steps}: {what} <{action.target.tag}> at {action.target.x:.0f},{action.target.y:.0f}",
-                flush=True,
-            )
             target = action.target
+            where = f"{target.x:.0f},{target.y:.0f}"
+            print(f"step {steps + 1}: {what} <{target.tag}> at {where}", flush=True)
             if steps:
                 browser.screenshot(out / f"step_{steps}.png", WIDTH, HEIGHT)
-            note(out, steps, f"{what} <{target.tag}>", x=target.x, y=target.y)
+            in_picture = {"x": PIXELS * target.x, "y": PIXELS * target.y}
+            note(out, steps, f"{what} <{target.tag}>", **in_picture)
             perform(browser, action)
             done.add(action.target.key)
             steps, ideas = steps + 1, LOOKS

@@ -21,6 +21,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+PIXELS = 1.5
+"""Of a screenshot for one of the page. MiniWoB's pages are 160 wide: people could not read them otherwise."""
 FLAGS = (
     "--headless",
     "--remote-debugging-pipe",
@@ -44,7 +46,7 @@ FLAGS = (
     "--use-mock-keychain",
     "--disable-features=Translate,MediaRouter,OptimizationHints,AutofillServerCommunication,DialMediaRouteProvider",
     "--host-resolver-rules=MAP * ~NOTFOUND",  # nothing outside the machine can be reached, even by mistake
-    "--force-device-scale-factor=1.5",  # MiniWoB's pages are 160 pixels wide: screenshots a person can read
+    f"--force-device-scale-factor={PIXELS}",
     "--window-size=500,400",
 )
 START = "--app=data:text/html,"  # a window without an address bar, whose pop-ups alone cost a second of CPU

@@ -29,11 +29,14 @@ export function StepWords({ step, before }) {
     ${(step.thought ?? step.output) && html`<details open><summary>thought and output</summary><pre class="thought"><${Text} most=${6000}>${step.thought ?? step.output}</${Text}></pre></details>`}`;
 }
 
+/** The number of a step for people, who count from 1, as a trajectory may not. */
+export const stepNumber = (steps, n) => steps[n].n + (steps[0].n === 0 ? 1 : 0);
+
 /** Numbers of all steps; many are shown as a slider. */
 export function Steps({ steps, at, move }) {
   if (steps.length > 60)
-    return html`<input class="slider" type="range" min="0" max=${steps.length - 1} value=${at} aria-label="step" aria-valuetext=${`step ${steps[at]?.n} of ${steps.length}`} onInput=${(event) => move(Number(event.target.value))} />`;
-  return html`<ol class="steps">${steps.map((step, n) => html`<li key=${n}><button type="button" class=${step.ok === false ? "bad" : ""} aria-current=${n === at ? "step" : undefined} aria-label=${`step ${step.n}${step.ok === false ? ", did not work" : ""}`} title=${plain(step.action, 120)} onClick=${() => move(n)}>${step.n}${step.ok === false ? "✗" : ""}</button></li>`)}</ol>`;
+    return html`<input class="slider" type="range" min="0" max=${steps.length - 1} value=${at} aria-label="step" aria-valuetext=${`step ${stepNumber(steps, at)} of ${stepNumber(steps, steps.length - 1)}`} onInput=${(event) => move(Number(event.target.value))} />`;
+  return html`<ol class="steps">${steps.map((step, n) => html`<li key=${n}><button type="button" class=${step.ok === false ? "bad" : ""} aria-current=${n === at ? "step" : undefined} aria-label=${`step ${stepNumber(steps, n)}${step.ok === false ? ", did not work" : ""}`} title=${plain(step.action, 120)} onClick=${() => move(n)}>${stepNumber(steps, n)}${step.ok === false ? "✗" : ""}</button></li>`)}</ol>`;
 }
 
 const OUTCOME = { scored: (attempt) => (attempt.success ? "pass" : "fail"), broken: () => "broken", answered: () => "answered" };

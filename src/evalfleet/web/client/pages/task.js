@@ -4,7 +4,7 @@ import { api } from "../data.js";
 import { count, duration, plain, plural, usd, words } from "../format.js";
 import { keys } from "../keys.js";
 import { Facts, Mark, Picture, Problem, Skeleton, Text, attemptLink, numberOf, useDocument, useRun } from "../parts.js";
-import { Calls, Files, Log, Shot, SideBySide, StepWords, Steps, imagePath, outcomeOf } from "../replay.js";
+import { Calls, Files, Log, Shot, SideBySide, StepWords, Steps, imagePath, outcomeOf, stepNumber } from "../replay.js";
 import { embedded, go, link, setQuery } from "../route.js";
 import { RunHead } from "./run.js";
 
@@ -96,7 +96,7 @@ function AttemptView({ run, attempt, query }) {
     ${!value && !error && html`<${Skeleton} rows=${10} />`}
     ${value && html`<div class="replay"><div class="replay-left">
         ${steps.length ? html`<${Shot} run=${run} attempt=${attempt.attempt} step=${steps[at]} eager />${steps[at + 1]?.image && html`<span class="ahead"><${Picture} path=${imagePath(run, attempt.attempt, steps[at + 1].image)} alt="" lazy=${false} /></span>`}
-          <div class="replay-bar"><button type="button" onClick=${() => move(at - 1)} disabled=${at <= 0} aria-label="previous step">←</button><button type="button" onClick=${() => setPlaying(!playing)} aria-label=${playing ? "stop" : "play"}>${playing ? "stop" : "play"}</button><button type="button" onClick=${() => move(at + 1)} disabled=${at >= last} aria-label="next step">→</button><b aria-live="polite">step ${steps[at].n} of ${steps[last].n}</b></div>
+          <div class="replay-bar"><button type="button" onClick=${() => move(at - 1)} disabled=${at <= 0} aria-label="previous step">←</button><button type="button" onClick=${() => setPlaying(!playing)} aria-label=${playing ? "stop" : "play"}>${playing ? "stop" : "play"}</button><button type="button" onClick=${() => move(at + 1)} disabled=${at >= last} aria-label="next step">→</button><b aria-live="polite">step ${stepNumber(steps, at)} of ${stepNumber(steps, last)}</b></div>
           <${Steps} steps=${steps} at=${at} move=${move} /><${StepWords} step=${steps[at]} before=${steps[at - 1]} />`
         : html`<p class="quiet panel">No steps: ${plain(value.steps_problem ?? (running ? "none was taken yet" : "its benchmark tells none, or none was taken"), 300)}</p>${images.length > 0 && html`<ul class="wall small">${images.slice(0, 12).map(([path]) => html`<li key=${path}><span class="screen"><${Picture} path=${imagePath(run, attempt.attempt, path)} alt=${plain(path, 100)} /></span><span class="caption"><${Text} most=${60}>${path}</${Text}></span></li>`)}</ul>`}`}
       </div><div class="replay-right"><section class="panel log-panel" aria-labelledby="log-head"><header><h2 id="log-head">Log</h2></header><${Log} key=${attempt.attempt} run=${run} attempt=${attempt.attempt} /></section></div></div>
