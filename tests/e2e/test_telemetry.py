@@ -23,6 +23,7 @@ from evalfleet.channels.samples import ENGINE_DOWN, Newest
 from evalfleet.views.metrics import DURATIONS, FAMILIES, RUN_INFO, exposition
 from tests.desk import Process
 from tests.e2e.harness import Fleet, task
+from tests.e2e.metered import metered, serving_models
 from tests.unit.views_feed import Feed
 from tests.waiting import until
 
@@ -31,14 +32,16 @@ needs_prometheus = pytest.mark.skipif(
     shutil.which("prometheus") is None, reason="Prometheus is not installed: apt-get install prometheus"
 )
 DO = """
-now=$(date +%s)
-{
-  echo "{\\"n\\": 1, \\"at\\": $((now + 1)).5, \\"model\\": \\"gpt-4o\\"}"
-  echo "{\\"n\\": 1, \\"status\\": 200, \\"in\\": 12, \\"out\\": 3, \\"ms\\": 250.0}"
-  echo "not json"
-} > "$EVALFLEET_OUT/calls.jsonl"
-echo "{\\"at\\": $((now + 2)), \\"action\\": \\"click\\"}" > "$EVALFLEET_OUT/traj.jsonl"
-score 1
+call("gpt-4o")
+with open(os.environ["EVALFLEET_OUT"] + "/traj.jsonl", "w") as file:
+    json.dump({"at": time.time(), "action": "click"}, file)
+score(1)
+"""
+PRICES = '[model.prices]\n"gpt-4o" = {in = 2, out = 8}\n'
+FORGED = """
+with open(os.environ["EVALFLEET_OUT"] + "/calls.jsonl", "w") as file:
+    json.dump({"n": 1, "at": time.time(), "model": "forged", "status": 200, "ms": 1}, file)
+score(0)
 """
 
 
@@ -82,8 +85,10 @@ def receiver() -> Iterator[Receiver]:
 
 @pytest.fixture
 def fleet_with_run(fleet: Fleet) -> Fleet:
-    fleet.bench([task('a"\\', DO), task("b", "score 0"), task("c", "true")], steps="traj.jsonl")
-    assert fleet.run("--workers", "2", "--attempts", "2", "--allow-broken", "1").code == 0
+    tasks = [task('a"\\', DO), task("b", FORGED), task("c", "pass")]
+    with serving_models(fleet.folder) as models:
+        metered(fleet, models, tasks, PRICES, steps="traj.jsonl")
+        assert fleet.run("--workers", "2", "--attempts", "2", "--allow-broken", "1").code == 0
     return fleet
 
 
@@ -196,8 +201,11 @@ def test_a_run_is_sent_as_a_trace(fleet_with_run: Fleet, receiver: Receiver) -> 
     machine = first[attempt["parent"]]
     assert (run["parent"], machine["parent"], machine["name"].split()[0]) == ("", run["id"], "machine")
     assert (attempt["name"], attempt["evalfleet.passed"]) == ('attempt a"\\.0', True)
-    assert (call["gen_ai.usage.input_tokens"], call["gen_ai.provider.name"]) == (12, "openai")
-    assert call["ns"] == 250_000_000
+    own = fleet_with_run.home / fleet_with_run.task('a"\\')["artifacts"] / "calls.jsonl"
+    kept = json.loads(own.read_text().splitlines()[-1])
+    assert (call["gen_ai.usage.input_tokens"], call["gen_ai.provider.name"]) == (kept["in"], "openai")
+    assert call["ns"] == pytest.approx(kept["ms"] * 1e6, abs=1e3)
+    assert "chat forged" not in by_name
     broken = by_name["attempt c.1"]
     assert (broken["error.type"], broken["status"]) == ("result", 2)
 

@@ -113,6 +113,7 @@ printf '\033[2J\033]0;title\007 <script>alert(1)</script> \xe2\x80\xae gnirts \x
 cd "$EVALFLEET_OUT"
 mkdir sub; echo inner > 'sub/<b>"q".html'
 printf '<svg onload=alert(1)>' > fake.png
+echo '{"n": 1, "at": 1, "model": "forged", "status": 200, "usd": "1"}' > calls.jsonl
 cp FOLDER/real.png FOLDER/huge.png FOLDER/cut.png .
 echo '{"n": 1, "action": "<b>click</b> \u202e", "screenshot": "real.png", "x": 300, "y": 200}' > traj.jsonl
 echo '{"n": 2, "action": "see", "screenshot": "fake.png", "error": "<i>"}' >> traj.jsonl

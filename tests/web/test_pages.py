@@ -130,6 +130,25 @@ def test_nothing_that_an_agent_wrote_is_markup(finished: tuple[Fleet, Dashboard]
         assert not [each for each in looks.complaints if "Failed to load resource" not in each]
 
 
+def test_a_panel_that_fails_leaves_the_others_and_an_agent_forges_no_calls(
+    finished: tuple[Fleet, Dashboard], browser: Browser
+) -> None:
+    with looker(browser, finished[1]) as looks:
+        page = looks.go(TASK)
+        calls, result = (page.locator(f".panel:has(#{name}-head)") for name in ("calls", "result"))
+        expect(calls).to_contain_text("No model calls were metered.")
+        expect(page.locator(".panel:has(#files-head)")).to_contain_text("calls.jsonl")
+
+        def spoil(route: Route) -> None:
+            answer = route.fetch()
+            route.fulfill(response=answer, json={**answer.json(), "calls": [{"model": "m", "usd": "1"}]})
+
+        page.route(re.compile(r"/attempts/[^/]+$"), spoil)
+        page.reload()
+        expect(calls).to_contain_text("This part cannot be shown")
+        expect(result).to_contain_text("<b>key</b>")
+
+
 def test_the_figures_of_a_page_are_those_of_show(finished: tuple[Fleet, Dashboard], browser: Browser) -> None:
     fleet, opened = finished
     results = fleet.results()

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Required, TypedDict
 
+import msgspec
+
+from evalfleet.channels.artefacts import plain_opener
 from evalfleet.model import Broken, Metered, ModelUse
+from evalfleet.names import artefacts_folder
 from evalfleet.state import AttemptState, RunState
 
 if TYPE_CHECKING:
     from .documents import ModelCost, ModelCosts
 
+CALLS = "calls.jsonl"
+MOST_CALLS = 10_000
+"""Maximum number of calls of one attempt in a trace, or on a page."""
+MOST_BYTES = 8 << 20
 CAUSELESS = {"Scored": "scored", "Answered": "answered", "NoneType": "running"}
 
 
@@ -91,3 +101,47 @@ def _went_round(attempt: AttemptState) -> bool:
         return False
     measured = attempt.outcome.measured
     return bool(attempt.outcome.cost_usd or (measured is not None and measured.tokens))
+
+
+CallRow = TypedDict(
+    "CallRow",
+    {
+        "n": Required[int],
+        "at": Required[float],
+        "model": str,
+        "status": int,
+        "in": int,
+        "cached": int,
+        "cache_write": int,
+        "out": int,
+        "reasoning": int,
+        "ms": float,
+        "usd": float,
+        "error": str,
+    },
+    total=False,
+)
+"""A model call in the meter's list. Unknown values are absent: a call under way has no status."""
+
+
+def metered_calls(attempt: AttemptState, run_folder: Path) -> Sequence[CallRow]:
+    """Return the calls that the meter listed, each once. An attempt without a meter has none.
+
+    The meter's list replaces a file of that name. In an attempt without a meter, the agent wrote the file.
+    The meter writes a line when a call begins and another when it ends.
+    """
+    path = run_folder / artefacts_folder(attempt.task, attempt.id) / CALLS
+    lines: list[bytes] = []
+    if attempt.metered is not None:
+        with suppress(OSError), open(path, "rb", opener=plain_opener) as file:
+            lines = file.read(MOST_BYTES).splitlines()
+    merged: dict[int, dict[str, Any]] = {}
+    for line in lines:
+        with suppress(msgspec.MsgspecError, UnicodeDecodeError):
+            call = msgspec.json.decode(line, type=dict[str, Any])
+            merged.setdefault(msgspec.convert(call.get("n"), int), {}).update(call)
+    calls: list[CallRow] = []
+    for call in merged.values():
+        with suppress(msgspec.ValidationError):
+            calls.append(msgspec.convert(call, CallRow))
+    return calls[:MOST_CALLS]

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-import msgspec
 from msgspec import Struct
 
 from evalfleet.model import SECOND, Broken, Micros, Scored, Step
-from evalfleet.names import artefacts_folder
 from evalfleet.state import AttemptState, MachineState, RunState
 
+from .model_costs import CallRow, metered_calls
 from .stats import machine_end, machine_usd
 
-CALLS = "calls.jsonl"
-MOST_CALLS = 10_000
-"""So many calls of one attempt become spans: a trace is to be looked at."""
 VENDORS = {"claude": "anthropic", "gemini": "gcp.gemini", "gpt": "openai", "o1": "openai", "o3": "openai"}
 """What names of models begin with -> who makes them, in the words of OpenTelemetry."""
 
@@ -82,8 +77,7 @@ def spans(state: RunState, folder: Path, now: Micros, steps_of: StepsOf) -> Iter
         yield _attempt(state, attempt, own, machines[attempt.machine], at)
         steps = list(_steps(attempt, steps_of(attempt), own, seed))
         yield from steps
-        calls = folder / artefacts_folder(attempt.task, attempt.id) / CALLS
-        yield from _calls(attempt, calls, own, steps, seed)
+        yield from _calls(attempt, metered_calls(attempt, folder), own, steps, seed)
 
 
 def _machine(machine: MachineState, own: int, root: int, now: Micros) -> Span:
@@ -174,51 +168,33 @@ def _steps(
 
 
 def _calls(
-    attempt: AttemptState, path: Path, parent: int, steps: Sequence[Span], seed: tuple[object, ...]
+    attempt: AttemptState,
+    calls: Sequence[CallRow],
+    parent: int,
+    steps: Sequence[Span],
+    seed: tuple[object, ...],
 ) -> Iterator[Span]:
-    """Of the calls that the meter wrote down, each below the step in which it began.
-
-    A line that cannot be read, of a crash, is left out.
-    """
+    """Yield a span for each model call, below the step in which it began."""
     ends = [step.end for step in steps]
-    for call in _read_calls(path):
-        model, status = str(call.get("model") or "unknown"), call.get("status")
-        start, ms = _micros(call.get("at")), call.get("ms")
-        if start is None or not isinstance(ms, int | float) or not 0 <= ms < 1e9:
+    for call in calls:
+        model, start, ms = call.get("model") or "unknown", _micros(call["at"]), call.get("ms", -1.0)
+        if start is None or not 0 <= ms < 1e9:
             continue
         attributes: dict[str, Value] = {"gen_ai.operation.name": "chat", "gen_ai.request.model": model}
         vendor = next((name for start_, name in VENDORS.items() if model.startswith(start_)), None)
         if vendor is not None:
             attributes["gen_ai.provider.name"] = vendor
-        if isinstance(status, int):
-            attributes["http.response.status_code"] = status
-        if isinstance(usd := call.get("usd"), int | float):
-            attributes["evalfleet.model_usd"] = usd
-        attributes |= _usage(
-            {kind: n for kind, n in call.items() if type(n) is int and kind not in ("n", "status")}
-        )
-        error = str(call["error"])[:300] if call.get("error") else None
-        own, within = _span_id(*seed, attempt.id, "call", call.get("n")), bisect_left(ends, start)
+        if "status" in call:
+            attributes["http.response.status_code"] = call["status"]
+        if "usd" in call:
+            attributes["evalfleet.model_usd"] = call["usd"]
+        attributes |= _usage({kind: n for kind, n in call.items() if isinstance(n, int)})
+        error = call.get("error", "")[:300] or None
+        own, within = _span_id(*seed, attempt.id, "call", call["n"]), bisect_left(ends, start)
         above = steps[within].id if within < len(steps) and steps[within].start <= start else parent
         yield Span(own, above, f"chat {model}", start, start + int(ms * 1000), attributes, error)
 
 
-def _read_calls(path: Path) -> Iterable[dict[str, Any]]:
-    """Each call once, by its last line: one is written as it begins, another when it has ended."""
-    found: dict[object, dict[str, Any]] = {}
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError:
-        return ()
-    for line in lines[: 2 * MOST_CALLS]:
-        try:
-            call = msgspec.json.decode(line, type=dict[str, Any])
-        except msgspec.DecodeError:
-            continue
-        found[call.get("n")] = {**found.get(call.get("n"), {}), **call}
-    return list(found.values())[:MOST_CALLS]
-
-
-def _micros(at: object) -> Micros | None:
-    """A Unix time in seconds, as the meter writes it."""
-    return int(at * SECOND) if isinstance(at, int | float) and 0 < at < 1e11 else None
+def _micros(at: float | None) -> Micros | None:
+    """Convert a Unix time in seconds, as the meter writes it."""
+    return int(at * SECOND) if at is not None and 0 < at < 1e11 else None

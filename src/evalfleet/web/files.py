@@ -11,7 +11,6 @@ import stat
 import struct
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
@@ -26,6 +25,7 @@ from evalfleet.model import AttemptId
 from evalfleet.names import artefacts_folder
 from evalfleet.state import AttemptState
 from evalfleet.views.format import visible
+from evalfleet.views.model_costs import metered_calls
 from evalfleet.views.results import attempt_entry
 
 MOST_LOG = 1 << 20
@@ -38,7 +38,6 @@ MOST_STEPS = 5000
 MOST_JSON = 4 << 20
 LIVE_S = 60.0
 """A log that nobody has asked for so long is not followed any more."""
-CALLS = "calls.jsonl"
 RESULT = "result.json"
 
 
@@ -257,7 +256,7 @@ def attempt_document(run: Run, attempt: AttemptState) -> dict[str, Any]:
         "steps": steps,
         "steps_problem": problem,
         "files": list_files(root),
-        "calls": list(_calls(root)),
+        "calls": metered_calls(attempt, run.folder)[:MOST_STEPS],
         "result": _result(root),
     }
 
@@ -285,20 +284,6 @@ def _steps(
     return [
         {"n": n, "image": path, "point": None} for n, path in enumerate(screenshots[:MOST_STEPS], 1)
     ], None
-
-
-def _calls(root: Path) -> Iterator[dict[str, Any]]:
-    """The model calls that the meter has written down."""
-    try:
-        with open_within(root, CALLS) as file:
-            lines = file.read(MOST_JSON).splitlines()
-    except RequestError:
-        return
-    for line in lines[:MOST_STEPS]:
-        with suppress(msgspec.MsgspecError):
-            call = msgspec.json.decode(line)
-            if isinstance(call, dict):
-                yield call
 
 
 def _result(root: Path) -> Any:

@@ -121,7 +121,7 @@ class Guard:
 
     def _welcome(self, scope: Scope, query: list[tuple[str, str]]) -> Response:
         """The token becomes a cookie, and leaves the address."""
-        path = "/" + quote(scope["path"].lstrip("/"))
+        path = "/" + quote(scope["raw_path"].decode("latin-1").lstrip("/"), safe="/%")
         path += f"?{urlencode(query)}" if query else ""
         answer: Response
         if Headers(scope=scope).get("sec-fetch-site", "none") in ("none", "same-origin"):

@@ -3,6 +3,7 @@ import { html, render, useEffect, useRef, useState } from "./base.js";
 import { about } from "./data.js";
 import { clock, utc } from "./format.js";
 import { keys, listenForKeys } from "./keys.js";
+import { Part } from "./parts.js";
 import { embedded, href, link, listen, useRoute } from "./route.js";
 import { RunsPage } from "./pages/runs.js";
 import { RunPage } from "./pages/run.js";
@@ -78,7 +79,7 @@ function Shell() {
       <nav aria-label="pages">${nav.map(([name, to, current]) => html`<a key=${name} href=${href(to)} aria-current=${current ? "page" : undefined}>${name}</a>`)}</nav>
       <span class="spring"></span>${file && html`<span class="quiet small" title=${utc(file.made)}>made ${clock(file.made)}${file.left_out ? ` · ${file.left_out}` : ""}</span>`}
       <button type="button" class="plain" onClick=${() => setHelp(true)} aria-label="keys and help">?</button></header>
-    ${page(parts, query)}
+    <${Part} key=${parts.join("/")}>${page(parts, query)}</${Part}>
     ${help && html`<${Help} close=${() => setHelp(false)} />`}`;
 }
 

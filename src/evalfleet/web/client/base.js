@@ -1,5 +1,5 @@
 // What every module of the client is made with: Preact, its hooks, and htm bound to it.
-import { h, render } from "./vendor/preact.js";
+import { Component, h, render } from "./vendor/preact.js";
 import { useState, useEffect, useMemo, useRef } from "./vendor/hooks.js";
 import htm from "./vendor/htm.js";
 
@@ -86,4 +86,4 @@ export function usePrinting() {
   return printing;
 }
 
-export { render, useState, useEffect, useMemo, useRef };
+export { Component, render, useState, useEffect, useMemo, useRef };

@@ -1,5 +1,5 @@
 // Small parts that all pages share: marks, bars, dots, times, dashes with a reason.
-import { html, useEffect, useState, useSignal, useNow } from "./base.js";
+import { Component, html, useEffect, useState, useSignal, useNow } from "./base.js";
 import { DASH, clock, count, duration, percent, plain, span, usd, utc, words } from "./format.js";
 import { get, picture, session } from "./data.js";
 import { embedded, link } from "./route.js";
@@ -142,8 +142,24 @@ export function Picture({ path, alt, onSize, lazy = true, again = null }) {
     onLoad=${loaded} onError=${failed} />`;
 }
 
+/** Shows a fault of one part in its place, so that all others are drawn. New data are tried anew. */
+export class Part extends Component {
+  componentDidCatch(error) {
+    console.error(error);
+    this.setState({ error });
+  }
+
+  componentWillReceiveProps() {
+    this.setState({ error: null });
+  }
+
+  render({ children }, { error }) {
+    return error ? html`<p class="problem">This part cannot be shown: ${plain(error.message, 200)}</p>` : children;
+  }
+}
+
 export function Panel({ title, id, more, children, className = "" }) {
-  return html`<section class=${`panel ${className}`} aria-labelledby=${id}><header><h2 id=${id}>${title}</h2><span class="spring"></span>${more}</header>${children}</section>`;
+  return html`<section class=${`panel ${className}`} aria-labelledby=${id}><header><h2 id=${id}>${title}</h2><span class="spring"></span>${more}</header><${Part}>${children}</${Part}></section>`;
 }
 
 /** Something that was written by nobody knows whom, shown as it is: keys and values, nested ones indented. */

@@ -2,7 +2,7 @@
 import { html, useEffect, useMemo, usePrinting, useRef, useState } from "../base.js";
 import { api, post } from "../data.js";
 import { clock, count, duration, instant, number, percent, plain, plural, usd, words } from "../format.js";
-import { At, Bar, Dot, Facts, Figure, Interval, Mark, Panel, Problem, Rate, Skeleton, Text, Unknown, attemptLink, settledCounts, useControl, useRun } from "../parts.js";
+import { At, Bar, Dot, Facts, Figure, Interval, Mark, Panel, Part, Problem, Rate, Skeleton, Text, Unknown, attemptLink, settledCounts, useControl, useRun } from "../parts.js";
 import { embedded, link, setQuery } from "../route.js";
 import { inOrder } from "../store.js";
 import { Tasks } from "../tasks.js";
@@ -18,12 +18,14 @@ export function RunPage({ name, query }) {
     <${Bar} counts=${settledCounts(run.counts, run.ended !== null)} total=${run.counts.total} label="tasks" />
     <${Figures} store=${store} />
     <div class="run-body"><div class="run-left">
-      <${Attention} store=${store} />
-      <${Timeline} store=${store} query=${query} />
-      <div class="cards"><${Domains} run=${run} query=${query} /><${Causes} store=${store} /><${Money} run=${run} /><${Slowest} store=${store} /><${Machines} store=${store} /><${Places} run=${run} /><${Method} store=${store} /></div>
-    </div><div class="run-right"><${Tasks} store=${store} query=${query} /></div></div>
+      ${parted([Attention, Timeline], { store, query })}
+      <div class="cards">${parted([Domains, Causes, Money, Slowest, Machines, Places, Method], { store, run, query })}</div>
+    </div><div class="run-right">${parted([Tasks], { store, query })}</div></div>
   </main>`;
 }
+
+/** Each in a part of its own: a fault in one leaves the others. */
+const parted = (panels, given) => panels.map((Shown) => html`<${Part} key=${Shown.name}><${Shown} ...${given} /></${Part}>`);
 
 /** Name, dot, where it runs, ways to its pages, controls. It stands on every page of the run. */
 export function RunHead({ store, here, children }) {

@@ -3,7 +3,7 @@ import { html, useEffect, useState } from "../base.js";
 import { api } from "../data.js";
 import { count, duration, plain, plural, usd, words } from "../format.js";
 import { keys } from "../keys.js";
-import { Facts, Mark, Picture, Problem, Skeleton, Text, attemptLink, numberOf, useDocument, useRun } from "../parts.js";
+import { Facts, Mark, Panel, Part, Picture, Problem, Skeleton, Text, attemptLink, numberOf, useDocument, useRun } from "../parts.js";
 import { Calls, Files, Log, Shot, SideBySide, StepWords, Steps, imagePath, outcomeOf, stepNumber } from "../replay.js";
 import { embedded, go, link, setQuery } from "../route.js";
 import { RunHead } from "./run.js";
@@ -94,13 +94,15 @@ function AttemptView({ run, attempt, query }) {
   return html`${error && html`<${Problem} error=${error} />`}
     ${attempt.error && html`<p class="problem"><${Text} most=${2000}>${attempt.error}</${Text}></p>`}${attempt.problem && html`<p class="problem"><${Text}>${attempt.problem}</${Text}></p>`}
     ${!value && !error && html`<${Skeleton} rows=${10} />`}
-    ${value && html`<div class="replay"><div class="replay-left">
+    ${value && html`<div class="replay"><div class="replay-left"><${Part}>
         ${steps.length ? html`<${Shot} run=${run} attempt=${attempt.attempt} step=${steps[at]} eager />${steps[at + 1]?.image && html`<span class="ahead"><${Picture} path=${imagePath(run, attempt.attempt, steps[at + 1].image)} alt="" lazy=${false} /></span>`}
           <div class="replay-bar"><button type="button" onClick=${() => move(at - 1)} disabled=${at <= 0} aria-label="previous step">←</button><button type="button" onClick=${() => setPlaying(!playing)} aria-label=${playing ? "stop" : "play"}>${playing ? "stop" : "play"}</button><button type="button" onClick=${() => move(at + 1)} disabled=${at >= last} aria-label="next step">→</button><b aria-live="polite">step ${stepNumber(steps, at)} of ${stepNumber(steps, last)}</b></div>
           <${Steps} steps=${steps} at=${at} move=${move} /><${StepWords} step=${steps[at]} before=${steps[at - 1]} />`
         : html`<p class="quiet panel">No steps: ${plain(value.steps_problem ?? (running ? "none was taken yet" : "its benchmark tells none, or none was taken"), 300)}</p>${images.length > 0 && html`<ul class="wall small">${images.slice(0, 12).map(([path]) => html`<li key=${path}><span class="screen"><${Picture} path=${imagePath(run, attempt.attempt, path)} alt=${plain(path, 100)} /></span><span class="caption"><${Text} most=${60}>${path}</${Text}></span></li>`)}</ul>`}`}
-      </div><div class="replay-right"><section class="panel log-panel" aria-labelledby="log-head"><header><h2 id="log-head">Log</h2></header><${Log} key=${attempt.attempt} run=${run} attempt=${attempt.attempt} /></section></div></div>
-      <div class="cards"><section class="panel" aria-labelledby="calls-head"><header><h2 id="calls-head">Model calls</h2><span class="quiet">${value.calls?.length ? count(value.calls.length) : ""}</span></header><${Calls} calls=${value.calls ?? []} /></section>
-        <section class="panel" aria-labelledby="files-head"><header><h2 id="files-head">Files</h2><span class="quiet">${value.files?.length ? count(value.files.length) : ""}</span></header><${Files} run=${run} attempt=${attempt.attempt} files=${value.files ?? []} /></section>
-        <section class="panel" aria-labelledby="result-head"><header><h2 id="result-head">Result</h2></header>${value.result ? html`<${Facts} value=${value.result} />` : html`<p class="quiet">${running ? "It is not there yet." : "No result.json was written."}</p>`}</section></div>`}`;
+      </${Part}></div><div class="replay-right"><${Panel} title="Log" id="log-head" className="log-panel"><${Log} key=${attempt.attempt} run=${run} attempt=${attempt.attempt} /></${Panel}></div></div>
+      <div class="cards"><${Panel} title="Model calls" id="calls-head" more=${amount(value.calls)}><${Calls} calls=${value.calls ?? []} /></${Panel}>
+        <${Panel} title="Files" id="files-head" more=${amount(value.files)}><${Files} run=${run} attempt=${attempt.attempt} files=${value.files ?? []} /></${Panel}>
+        <${Panel} title="Result" id="result-head">${value.result ? html`<${Facts} value=${value.result} />` : html`<p class="quiet">${running ? "It is not there yet." : "No result.json was written."}</p>`}</${Panel}></div>`}`;
 }
+
+const amount = (list) => (list?.length ? html`<span class="quiet">${count(list.length)}</span>` : null);
