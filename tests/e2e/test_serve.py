@@ -408,6 +408,13 @@ def test_a_live_run_is_followed_steered_and_nothing_is_missed(fleet: Fleet) -> N
         while not tables.run["paused"]:
             tables.take(stream.next()[1])
         assert tables.run["steering"][-1]["reason"] == "to look"
+        (note,) = tables.run["notes"]
+        assert re.fullmatch(r"paused by \S+: to look", note)
+        listed = opened.get("/api/machines")
+        assert {(row["machine"], row["run"], row["phase"]) for row in listed} == {
+            ("worker-1", "r", "ready"),
+            ("worker-2", "r", "ready"),
+        }
         fleet.open_gate("1")
         while outcomes(tables)["a"] != "pass":
             tables.take(stream.next()[1])

@@ -148,6 +148,19 @@ def test_a_machine_whose_disk_is_full_for_five_minutes_is_critical() -> None:
     assert told(feed, series={ONE: old}) == {}, "what a machine told long ago is no news"
 
 
+def test_a_computer_with_several_machines_is_told_of_once() -> None:
+    feed = Feed(tasks=4, machines=0)
+    for n in (1, 2, 3):
+        machine = feed.machine(n, ready=False)
+        feed.add(ev.MachineUp(machine, node="gpu1" if n < 3 else "gpu2"))
+        feed.add(ev.MachineReady(machine))
+    feed.wait(1000)
+    series = {machine: samples(feed.now, 300, cpu=1.0) for machine in feed.state.machines}
+    both, single = told(feed, series=series)["compute_node_unhealthy"]
+    assert "CPU of gpu1, which has 2 machines of the run, has been over" in both.text
+    assert "CPU of worker-3 has been over" in single.text
+
+
 def test_a_node_of_a_service_that_is_used_up_is_replaced_once_for_each_task() -> None:
     """A busy processor alone is what tasks are for: then nothing must have come of it, either."""
     feed = Feed(tasks=4, machines=1)

@@ -32,6 +32,7 @@ from tests.web.looking import (
 
 CLIENT = Path(evalfleet.web.__file__).parent / "client"
 TASK = f"/runs/r/tasks/{quote(NASTY, safe='')}"
+CUT = "(tables) => tables.map((table) => table.scrollWidth - table.clientWidth)"
 PAGES = (
     "/",
     "/runs/r",
@@ -97,6 +98,9 @@ def test_every_page_is_drawn_whole_and_for_everybody(
             page = looks.go(path)
             over = page.evaluate("document.documentElement.scrollWidth - innerWidth")
             assert over <= 0, f"{path} is {over} pixels too wide"
+            if path == "/money":
+                tables = page.locator(".scroll-x").evaluate_all(CUT)
+                assert max(tables) <= 0, tables
             looks.has_no_markup_of_others()
             if axed:
                 found = Axe().run(page)

@@ -140,21 +140,35 @@ def _pull(situation: Situation, rule: AlertRule) -> Found:
 
 def _unhealthy(situation: Situation, rule: AlertRule) -> Found:
     since = after(situation.wall, -rule.after_s)
+    together = Counter(_computer(situation.state, machine) for machine in situation.state.ready)
+    told: set[tuple[str, str, str]] = set()
     for machine in situation.state.ready:
         samples = [sample for sample in situation.series.get(machine, ()) if sample.at <= situation.wall]
         if not samples or seconds_between(samples[-1].at, situation.wall) > 2 * GAP_S:
             continue  # what it told long ago is no news
         name = clean(situation.state.machines[machine].name)
+        computer = _computer(situation.state, machine)
+        if together[computer] > 1:
+            name = f"{clean(computer[1])}, which has {together[computer]} machines of the run,"
         for what, used in _USED.items():
             begun = _since(samples, used, rule.share)
-            if begun is not None and begun <= since:
+            if begun is not None and begun <= since and (*computer, what) not in told:
+                told.add((*computer, what))
                 text = f"{what} of {name} has been over {percent(rule.share)} for {duration(rule.after_s)}"
                 yield f"{machine} {what}", text, machine, None
         begun = _since(samples, lambda sample: float(sample.containers == ENGINE_DOWN), 1.0)
         worked = any(sample.containers not in (None, ENGINE_DOWN) for sample in samples)
-        if begun is not None and begun <= since and worked:
+        if begun is not None and begun <= since and worked and (*computer, "engine") not in told:
+            told.add((*computer, "engine"))
             text = f"the container engine of {name} has not answered for {duration(rule.after_s)}"
             yield f"{machine} engine", text, machine, None
+
+
+def _computer(state: RunState, machine: MachineId) -> tuple[str, str]:
+    """The place and the computer of a machine. A service's node is replaced for each machine by itself."""
+    known = state.machines[machine]
+    shared = known.node and not known.offer.queues
+    return (known.offer.place, known.node if shared else machine)
 
 
 _USED: dict[str, Callable[[Sample], float]] = {

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from evalfleet.api.home import list_runs
+from evalfleet.api.pools import pools
 from evalfleet.errors import FleetError, JournalError, JournalForeign, RequestError
 from evalfleet.journal import StreamInfo
 from evalfleet.model import Alerting
@@ -18,8 +19,9 @@ from evalfleet.planning.workspace import Workspace
 from evalfleet.views.dashboard.board import Board
 from evalfleet.views.dashboard.head import RUN_COLUMNS, instant, run_row
 from evalfleet.views.dashboard.snapshots import kept_snapshot
+from evalfleet.views.format import iso
 from evalfleet.views.results import RunSummary
-from evalfleet.views.stats import eta_s
+from evalfleet.views.stats import eta_s, machine_usd
 
 from .watched import CALM_S, WatchedRun
 
@@ -134,6 +136,30 @@ class Hub:
         known = self._runs.get(summary.run) if summary.status == "running" else None
         left_s = None if known is None else eta_s(known.board.state, self.workspace.now())
         return run_row(summary, left_s)
+
+    def machines(self) -> list[dict[str, Any]]:
+        """Machines of runs and pools that exist by their journals. Call it in a thread."""
+        now = self.workspace.now()
+        states = {("pool", view.name): view.state for view in pools(self.workspace)}
+        for summary in list_runs(self.workspace, self._summary):
+            if summary.machines_up:
+                known = self._runs.get(summary.run) or self._opened(summary.run, None)
+                state = known.board.state
+                states |= {} if state.plan.pool else {("run", summary.run): state}
+        return [
+            {
+                "place": machine.offer.place,
+                "machine": machine.name,
+                "id": machine.id,
+                kind: name,
+                "phase": machine.phase,
+                "where": machine.offer.region or machine.node,
+                "expires_at": iso(machine.expires_at),
+                "usd": round(machine_usd(machine, now), 4),
+            }
+            for (kind, name), state in states.items()
+            for machine in map(state.machines.__getitem__, state.undeleted)
+        ]
 
     def money(self) -> dict[str, Any]:
         """What each run has cost, and what owners may spend in a month. Call it in a thread."""

@@ -331,7 +331,11 @@ class Pages:
         )
 
     async def machines(self, request: Request) -> Response:
-        return as_json(await self._belongings.get(self._find_belongings))
+        """Those of the journals, and all that clouds list besides."""
+        own = await asyncio.to_thread(self._hub.machines)
+        known = {row["id"] for row in own}
+        listed = await self._belongings.get(self._find_belongings)
+        return as_json(own + [row for row in listed if row["machine"] not in known])
 
     async def _find_belongings(self) -> list[Any]:
         found, images = await places.machines(self._workspace), await places.images(self._workspace)

@@ -98,7 +98,7 @@ def head(state: RunState, now: Micros, live: bool, alerts: Iterable[Alert] = ())
         "workers": state.limits.workers,
         "paused": state.paused is not None and state.ended_at is None,
         "stop": None if state.stop is None else {"reason": state.stop.reason, "detail": state.stop.detail},
-        "alerts": [alert_row(state, alert) for alert in alerts],
+        "alerts": [alert_row(alert) for alert in alerts],
         "notes": notes(state, live),
         "provenance": provenance(state),
         "isolation": isolations(state),
@@ -127,9 +127,8 @@ def _domain(name: str, part: Any) -> list[Any]:
     return [name, *figures, _rounded(part.success_rate), _rounded(low), _rounded(high)]
 
 
-def alert_row(state: RunState, alert: Alert) -> list[Any]:
-    machine = None if alert.machine is None else state.machines[alert.machine].name
-    return [alert.severity, alert.text, machine, alert.attempt, millis(alert.at), alert.rule]
+def alert_row(alert: Alert) -> list[Any]:
+    return [alert.severity, alert.text, alert.machine, alert.attempt, millis(alert.at), alert.rule]
 
 
 def offers(state: RunState) -> list[list[Any]]:
@@ -185,7 +184,8 @@ def notes(state: RunState, live: bool) -> list[str]:
     if state.ended_at is not None and exit_code(state) == NOT_AS_ASKED:
         found.append(shortfall(state, state.plan.verdict))
     if state.paused is not None and state.ended_at is None:
-        found.append(f"paused by {clean(state.paused.by)}")
+        why = f": {clean(state.paused.why, WHOLE)}" if state.paused.why else ""
+        found.append(f"paused by {clean(state.paused.by)}{why}")
     if state.ended_at is None:
         found += left_places(state)
     found += [

@@ -4,8 +4,8 @@ import { clock, count, duration, instant, number, plain, usd, words } from "../f
 import { At, Facts, Figure, Problem, Skeleton, Text, Unknown, useDocument } from "../parts.js";
 import { link } from "../route.js";
 
-const ABOUT = { pools: "Machines with a name that outlive runs.", machines: "What this home has at its places now.", money: "What was spent, by run and by what it was spent on." };
-const EMPTY = { pools: "This home has no named pools.", machines: "No machine of this home is up.", money: "Nothing was spent yet." };
+const ABOUT = { pools: "Machines with a name that outlive runs.", machines: "What this home has at its places now, by its journals and by what clouds list.", money: "What was spent, by run and by what it was spent on." };
+const EMPTY = { pools: "This home has no named pools.", machines: "No machine of this home is up, and its places list none.", money: "Nothing was spent yet." };
 
 export function FleetPage({ what }) {
   return what === "money" ? html`<${MoneyPage} />` : html`<${ListPage} what=${what} />`;
@@ -22,8 +22,8 @@ function MoneyPage() {
     ${value && !runs.length && html`<p class="empty">${EMPTY.money}</p>`}
     ${all && html`<dl class="figures"><div><dt>machines</dt><dd><${Sum} sum=${all.machine_usd} /></dd></div><div><dt>models</dt><dd><${Sum} sum=${all.model_usd} /></dd></div><div><dt>runs</dt><dd>${count(all.runs)}</dd></div></dl>
     <div class="cards">${["owner", "place", "model"].map((by) => html`<${Sums} key=${by} by=${by} rows=${sums(runs, (run) => run[by])} caps=${by === "owner" ? caps : null} />`)}</div>
-    <section class="panel" aria-label="runs"><header><h2>Runs</h2></header><div class="scroll-x" tabindex="0" role="region" aria-label="runs and their costs"><table><thead><tr><th scope="col">run</th><th scope="col">started</th><th scope="col">status</th><th scope="col">owner</th><th scope="col">model</th><th scope="col" class="r">machines</th><th scope="col" class="r">models</th><th scope="col" class="r">budget</th></tr></thead><tbody>
-      ${runs.slice(0, 1000).map((run) => html`<tr key=${run.name}><th scope="row"><a href=${link(["runs", run.name])}><${Text} most=${80}>${run.name}</${Text}></a></th><td><${At} ms=${run.started} /></td><td>${run.status}</td><td><${Value} name="owner" value=${run.owner} /></td><td><${Value} name="model" value=${run.model} /></td><td class="r"><${Figure} value=${run.machine_usd} of=${usd} why="its place tells no prices" /></td><td class="r"><${Figure} value=${run.model_usd} of=${usd} why="its model calls were not metered" /></td><td class="r"><${Figure} value=${run.budget_usd} of=${usd} why="none was set" /></td></tr>`)}</tbody></table></div>${runs.length > 1000 && html`<p class="quiet">and ${count(runs.length - 1000)} older ones, which the sums hold too</p>`}</section>`}</main>`;
+    <section class="panel" aria-label="runs"><header><h2>Runs</h2></header><div class="scroll-x" tabindex="0" role="region" aria-label="runs and their costs"><table><thead><tr><th scope="col">run</th><th scope="col" class="wide">started</th><th scope="col" class="wide">status</th><th scope="col" class="wide">owner</th><th scope="col" class="wide">model</th><th scope="col" class="r">machines</th><th scope="col" class="r">models</th><th scope="col" class="r">budget</th></tr></thead><tbody>
+      ${runs.slice(0, 1000).map((run) => html`<tr key=${run.name}><th scope="row"><a href=${link(["runs", run.name])}><${Text} most=${80}>${run.name}</${Text}></a></th><td class="wide"><${At} ms=${run.started} /></td><td class="wide">${run.status}</td><td class="wide"><${Value} name="owner" value=${run.owner} /></td><td class="wide"><${Value} name="model" value=${run.model} /></td><td class="r"><${Figure} value=${run.machine_usd} of=${usd} why="its place tells no prices" /></td><td class="r"><${Figure} value=${run.model_usd} of=${usd} why="its model calls were not metered" /></td><td class="r"><${Figure} value=${run.budget_usd} of=${usd} why="none was set" /></td></tr>`)}</tbody></table></div>${runs.length > 1000 && html`<p class="quiet">and ${count(runs.length - 1000)} older ones, which the sums hold too</p>`}</section>`}</main>`;
 }
 
 function sums(runs, by) {
@@ -54,7 +54,7 @@ function ListPage({ what }) {
   return html`<main id="main" tabindex="-1"><div class="head"><h1>${what[0].toUpperCase() + what.slice(1)}</h1><span class="quiet">${ABOUT[what]}</span></div>
     ${error && html`<${Problem} error=${error} />`}${!value && !error && html`<${Skeleton} rows=${6} />`}
     ${value && parts.every(([, rows]) => Array.isArray(rows) && !rows.length) && html`<p class="empty">${EMPTY[what]}</p>`}
-    ${parts.map(([title, part], n) => html`<section key=${n} class="panel" aria-label=${title || what}>${title && html`<header><h2>${words(title)}</h2></header>`}${rows(part) ? html`<${Rows} rows=${part} />` : html`<${Facts} value=${part} />`}</section>`)}</main>`;
+    ${parts.filter(([, part]) => !Array.isArray(part) || part.length).map(([title, part], n) => html`<section key=${n} class="panel" aria-label=${title || what}>${title && html`<header><h2>${words(title)}</h2></header>`}${rows(part) ? html`<${Rows} rows=${part} />` : html`<${Facts} value=${part} />`}</section>`)}</main>`;
 }
 
 const isTable = (part) => part !== null && typeof part === "object" && Array.isArray(part.columns) && Array.isArray(part.rows);
