@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import getpass
+import gzip
+import re
+import socket
 from pathlib import Path
 from urllib.parse import quote
 
@@ -11,7 +16,7 @@ from playwright.sync_api import Browser, expect
 
 from evalfleet.web.client_script import linked
 from tests.e2e.dashboard import Dashboard
-from tests.e2e.harness import Fleet
+from tests.e2e.harness import Fleet, task
 from tests.large_run import make_wide_run
 from tests.web.looking import MARKUP, NASTY, PHONE, Scheme, looker
 from tests.web.paper import sheets
@@ -72,6 +77,27 @@ def test_a_site_has_every_screenshot_and_a_file_only_what_has_room(
     fleet("report", "r", "--format", "html", "--screens", "some").refused("none, last or all")
     fleet("report", "r", "--format", "html", "--most-mb", "0").refused("0.5")
     fleet("report", "r", "--screens", "all").refused("html and site")
+
+
+def test_a_report_has_no_path_and_no_host_of_this_computer(tmp_path: Path) -> None:
+    fleet = Fleet.at(tmp_path / "f")
+    fleet.bench([task("a", "gate 1; score 1")], steps="traj.jsonl")
+    run = fleet.start_run("--workers", "1")
+    fleet.started("a.0")
+    fleet.say("pause", "r", "--reason", "to look")
+    fleet.say("unpause", "r")
+    fleet.open_gate("1")
+    run.finish()
+    fleet.say("report", "r", "--format", "html", "-o", "r.html")
+    fleet.say("report", "r", "-o", "r.md")
+    block = re.search(rb'id="data">([^<]+)<', (fleet.folder / "r.html").read_bytes())
+    assert block is not None
+    documents = gzip.decompress(base64.b64decode(block[1])).decode()
+    for text in (documents, (fleet.folder / "r.md").read_text()):
+        assert f"paused by {getpass.getuser()}: to look" in text
+        assert f"@{socket.gethostname()}" not in text
+        assert str(tmp_path) not in text
+    assert "attempt 'a.0' left no traj.jsonl" in documents
 
 
 SECTIONS = (

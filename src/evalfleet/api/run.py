@@ -209,15 +209,21 @@ class Run:
         return benchmark if isinstance(benchmark, Stepped) and benchmark.steps else None
 
     def _read_steps(self, benchmark: Stepped, attempt: AttemptState) -> Sequence[Step]:
-        path = self.folder / artefacts_folder(attempt.task, attempt.id) / benchmark.steps
+        path = f"{self._artefacts(attempt)}/{benchmark.steps}"
         try:
-            with open(path, "rb", opener=plain_opener) as file:
+            with open(self.home / path, "rb", opener=plain_opener) as file:
                 steps, problem = benchmark.read_steps(file.read(MOST_BYTES + 1))
+        except FileNotFoundError as err:
+            raise RequestError(f"attempt {attempt.id!r} left no {benchmark.steps}") from err
         except OSError as err:
             raise RequestError(f"{path} cannot be read: {err.strerror}") from err
         if problem and not steps:
             raise RequestError(f"{path}: {problem}")
         return steps
+
+    def _artefacts(self, attempt: AttemptState) -> str:
+        """Return the folder of an attempt's artefacts, relative to the home."""
+        return f"{self.folder.name}/{artefacts_folder(attempt.task, attempt.id)}"
 
     def _live_steps(self, benchmark: Stepped, attempt: AttemptState, seconds: float) -> Sequence[Step]:
         with suppress(RequestError):
@@ -266,9 +272,9 @@ class Run:
         if ".." in file.split("/") or file.startswith("/"):
             raise RequestError(f"the screenshot {shown!r} of {name} is not among its artefacts")
         if attempt.collected is not None:
-            path = self.folder / artefacts_folder(attempt.task, attempt.id) / file
+            path = f"{self._artefacts(attempt)}/{file}"
             try:
-                with open(path, "rb", opener=plain_opener) as opened:
+                with open(self.home / path, "rb", opener=plain_opener) as opened:
                     return shown, opened.read(MOST_BYTES)
             except OSError as err:
                 raise RequestError(f"the screenshot {path} is gone: {err.strerror}") from err
@@ -316,7 +322,7 @@ class Run:
         attempt, _ = self.log_of(name)
         if attempt is None or attempt.collected is None:
             return f"{name} has no log yet"
-        folder = self.folder / artefacts_folder(attempt.task, attempt.id)
+        folder = self._artefacts(attempt)
         if attempt.collected.problem:
             return f"the log of {attempt.id} did not come home: {attempt.collected.problem}"
         return f"the log of {attempt.id} is gone: {folder} was deleted, or what was in it"

@@ -252,3 +252,8 @@ def _narrowed(widths: list[int], room: int) -> list[int]:
         over = sum(widths) - room
         widths[widest] = max(widths[widest] - over, min(second, widths[widest] - 1), _NARROWEST)
     return widths
+
+
+def user_of(by: str) -> str:
+    """Return the user of `user@host`: a report for others does not name the computer."""
+    return by.partition("@")[0]

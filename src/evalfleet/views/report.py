@@ -14,7 +14,7 @@ from evalfleet.files import to_json
 from evalfleet.names import hint
 
 from .ci import github_annotations, junit
-from .format import clean, counted, duration, interval, local_time, models_usd, number, percent, usd
+from .format import clean, counted, duration, interval, local_time, models_usd, number, percent, usd, user_of
 from .summary import next_steps
 from .tasks import in_order, outcome_word
 
@@ -430,7 +430,7 @@ def _steering(results: Results) -> str:
     steered = results.get("steering") or []
     if not steered:
         return ""
-    rows = [(entry["at"], entry["what"]) for entry in steered[:MOST]]
+    rows = [(each["at"], each["what"].replace(each["by"], user_of(each["by"]))) for each in steered[:MOST]]
     return "## Steering\n\n" + _table(["When", "What"], rows) + _rest(len(steered) - MOST, "changes")
 
 

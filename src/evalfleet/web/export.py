@@ -20,7 +20,7 @@ from evalfleet.errors import RequestError
 from evalfleet.model import Broken, Scored
 from evalfleet.names import artefacts_folder
 from evalfleet.version import __version__
-from evalfleet.views.format import plural
+from evalfleet.views.format import plural, user_of
 
 from .client_script import CLIENT, linked
 from .files import Logs, attempt_document, read_image
@@ -183,7 +183,18 @@ def _contents(watched: WatchedRun, screens: Screens) -> ExportContents:
                 more += shots[:-1] if decides else shots
     contents.shots += more
     logs.close()
+    contents.documents = _portable(documents, state, watched.board.home)
     return contents
+
+
+def _portable(documents: dict[str, Any], state: RunState, home: Path) -> dict[str, Any]:
+    """Return the documents with paths relative to the home, and users without the names of computers."""
+    changes = {f"{home}/": "", f"{home.resolve()}/": ""}
+    changes |= {event.by: user_of(event.by) for _, event in state.steered if event.by}
+    text = msgspec.json.encode(documents)
+    for old, new in changes.items():
+        text = text.replace(msgspec.json.encode(old)[1:-1], msgspec.json.encode(new)[1:-1])
+    return msgspec.json.decode(text, type=dict[str, Any])
 
 
 def _rank(state: RunState, task: TaskState) -> int:
