@@ -242,11 +242,18 @@ def test_failures_that_are_the_same_are_one_group(finished: tuple[Fleet, Dashboa
         ("vm worker-12 at 10.0.0.4:22 is gone", "vm worker-3 at 10.0.0.99:2222 is gone"),
         ("id 6f1c2b3a-0000-4000-8000-123456789abc", "id ffffffff-1111-4222-8333-cba987654321"),
         ("a\n\n  last   line 5", "b\nlast line 77"),
+        ("click at 102,330 in 450 ms, reward 120", "click at 7,9 in 80 ms, reward 1.5"),
     ],
 )
 def test_numbers_ids_and_paths_do_not_tell_failures_apart(one: str, other: str) -> None:
     assert fingerprint(one).splitlines()[-1] == fingerprint(other).splitlines()[-1]
     assert fingerprint("HTTP 500 from x") != fingerprint("HTTP 404 from x")
+
+
+def test_a_line_that_names_the_task_does_not_tell_failures_apart() -> None:
+    one = fingerprint("click-menu, seed 1: select Terza\ngave up", ["click-menu"])
+    assert one == fingerprint("buy-ticket, seed 1: buy it\ngave up", ["buy-ticket"]) == "gave up"
+    assert fingerprint("error: no click-menu", ["click-menu"]) == "error: no <task>"
 
 
 def test_two_runs_are_compared_as_on_the_command_line(finished: tuple[Fleet, Dashboard]) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from evalfleet.channels.artefacts import LOG
 from evalfleet.errors import RequestError
-from evalfleet.model import AttemptId, Broken, Scored
+from evalfleet.model import AttemptId, Broken, Scored, Task
 from evalfleet.names import artefacts_folder
 from evalfleet.state import AttemptState, RunState
 from evalfleet.views.format import visible
@@ -20,10 +21,21 @@ from .files import open_within
 LAST_BYTES = 4096
 LINES = 3
 LONGEST = 300
+MOST_WORDS = 50
 MOST = 20_000
 """So many attempts are looked at, the newest first."""
 
-_MASKS = (
+_STATUS = (
+    r"(?:^|(?i:\b(?:error|status|code|https?(?:/[\d.]+)?))\b[\s:=('\"]*)[1-5]\d\d\b(?![.,:]\d)"
+    r"|(?<=: )[45]\d\d(?= [A-Za-z]{3})"
+)
+
+
+def _masked_number(found: re.Match[str]) -> str:
+    return found[1] or "<n>"
+
+
+_MASKS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
     (re.compile(r"\x1b\[[0-9;?]*[A-Za-z]"), ""),
     (re.compile(r"\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,\d]*(?:Z|[+-]\d\d:?\d\d)?"), "<time>"),
     (re.compile(r"\b[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}\b"), "<id>"),
@@ -32,19 +44,28 @@ _MASKS = (
     (re.compile(r"\b0x[0-9a-fA-F]+\b"), "<id>"),
     (re.compile(r"\b(?=[0-9a-fA-F]*\d)(?=[0-9a-fA-F]*[a-fA-F])[0-9a-fA-F]{8,}\b"), "<id>"),
     (re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b"), "<address>"),
-    (re.compile(r"(?<![\w<])(?!(?:[1-5]\d\d)(?![\d.]))[-+]?\d+(?:[.,:]\d+)*(?:[eE][-+]?\d+)?"), "<n>"),
+    (re.compile(rf"({_STATUS})|(?<![\w<])[-+]?\d+(?:[.,:]\d+)*(?:[eE][-+]?\d+)?"), _masked_number),
     (re.compile(r"(?<=[A-Za-z_-])\d+\b"), "<n>"),
     (re.compile(r"\s+"), " "),
 )
-"""What differs between two failures that are the same. Three digits by themselves stay: a code of HTTP is
-what tells failures apart."""
+"""The parts of a line in which two failures of one cause differ. A status of HTTP stays, as it is a cause."""
+_ERROR = re.compile(r"\b(?:error|exception|traceback|fatal|failed|panic)\b", re.IGNORECASE)
 
 
-def fingerprint(text: str) -> str:
-    """The last lines of a text, with what differs from attempt to attempt masked."""
-    lines = [line for line in text.splitlines() if line.strip()][-LINES:]
+def fingerprint(text: str, own: Iterable[str] = ()) -> str:
+    """Return the last lines of a text, without the parts that differ between attempts.
+
+    `own` holds the task's own words. A line with one of them says which task it is, and is left out if it
+    reports no error and other lines remain.
+    """
+    lines = [line for line in text.splitlines() if line.strip()]
+    words = "|".join(re.escape(word) for word in own)
+    if words:
+        named = re.compile(rf"(?<!\w)(?:{words})(?!\w)")
+        lines = [line for line in lines if not named.search(line) or _ERROR.search(line)] or lines
+        lines = [named.sub("<task>", line[:2000]) for line in lines[-LINES:]]
     masked: list[str] = []
-    for line in lines:
+    for line in lines[-LINES:]:
         line = line[:2000]
         for pattern, name in _MASKS:
             line = pattern.sub(name, line)
@@ -65,7 +86,7 @@ class Triage:
         bad = [each for each in list(state.attempts.values()) if _is_bad(each)]
         groups: dict[str, dict[str, Any]] = {}
         for attempt in bad[-MOST:]:
-            group, cause, text = self._print(attempt)
+            group, cause, text = self._print(attempt, state.tasks[attempt.task].task)
             entry = groups.setdefault(
                 group, {"id": group, "cause": cause, "text": text, "count": 0, "attempts": []}
             )
@@ -74,12 +95,12 @@ class Triage:
         ordered = sorted(groups.values(), key=lambda entry: -entry["count"])
         return {"groups": ordered, "looked_at": min(len(bad), MOST), "of": len(bad)}
 
-    def _print(self, attempt: AttemptState) -> tuple[str, str, str]:
+    def _print(self, attempt: AttemptState, task: Task) -> tuple[str, str, str]:
         known = self._prints.get(attempt.id)
         if known is None:
             outcome = attempt.outcome
             cause = str(outcome.cause) if isinstance(outcome, Broken) else "failed"
-            text = fingerprint(self._last_words(attempt))
+            text = fingerprint(self._last_words(attempt), _own_words(task))
             group = hashlib.sha256(f"{cause}\n{text}".encode(errors="replace")).hexdigest()[:10]
             known = (group, cause, visible(text))
             if attempt.collected is not None:
@@ -100,6 +121,13 @@ class Triage:
                 return file.read(LAST_BYTES).decode("utf-8", "replace")
         except RequestError:
             return ""
+
+
+def _own_words(task: Task) -> list[str]:
+    """Return what names the task in a log: its id, and the lines of its parameters."""
+    values = [task.id, *(value for value in task.params.values() if isinstance(value, str))]
+    lines = [line.strip() for value in values for line in value[:10_000].splitlines()]
+    return [line for line in lines if 4 <= len(line) <= LONGEST][:MOST_WORDS]
 
 
 def _is_bad(attempt: AttemptState) -> bool:
