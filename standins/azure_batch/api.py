@@ -76,6 +76,7 @@ class Api:
             ("POST", f"/jobs/{item}/terminate", self._end_job),
             ("POST", f"/jobs/{item}/tasks", self._add_task),
             ("GET", f"/jobs/{item}/tasks", self._tasks),
+            ("GET", f"/jobs/{item}/taskcounts", self._task_counts),
             ("GET", f"/jobs/{item}/tasks/{item}", self._task),
             ("POST", f"/jobs/{item}/tasks/{item}/terminate", self._end_task),
             ("GET", f"/jobs/{item}/tasks/{item}/files", self._files),
@@ -178,7 +179,6 @@ class Api:
             call,
             [
                 {
-                    "id": pool.id,
                     "poolId": pool.id,
                     "dedicated": _count(pool, False),
                     "lowPriority": _count(pool, True),
@@ -476,6 +476,14 @@ class Api:
     async def _tasks(self, call: Call, job: str) -> Answer:
         found = self._find_job(job)
         return self._page(call, [self._show_task(found, task) for task in found.tasks.values()])
+
+    async def _task_counts(self, call: Call, job: str) -> Answer:
+        tasks = list(self._find_job(job).tasks.values())
+        ends = [str(task.info.get("result")) for task in tasks if task.state == "completed"]
+        runs = sum(task.state == "running" for task in tasks)
+        counts = {"active": len(tasks) - runs - len(ends), "running": runs, "completed": len(ends)}
+        counts |= {"succeeded": ends.count("success"), "failed": ends.count("failure")}
+        return Answer(200, {"taskCounts": counts, "taskSlotCounts": counts})  # each task takes one slot
 
     async def _task(self, call: Call, job: str, id: str) -> Answer:
         return Answer(200, self._show_task(*self._find_task(job, id)))

@@ -45,6 +45,9 @@ class Server(EntraServer):
         if (token := await self._token(call, request)) is not None:
             return response(token)
         try:
+            if "/" in request.rel_url.raw_path.partition("/files/")[2]:
+                message = "The requested URI does not represent any resource on the server."
+                raise BatchError(400, "InvalidUri", message)  # a file's path has %2F
             call = replace(call, body=await _body(request))
             answer = await self._guarded(call, request.headers.get("Authorization", ""))
         except BatchError as error:

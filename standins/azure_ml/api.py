@@ -372,7 +372,7 @@ class MachineLearning:
             "tags": cluster.body.get("tags") or {},
             "properties": {
                 "computeType": "AmlCompute",
-                "computeLocation": REGION,
+                "computeLocation": cluster.body["location"],
                 "createdOn": stamp(cluster.created),
                 "modifiedOn": stamp(cluster.changed),
                 "provisioningState": cluster.state,
@@ -477,8 +477,8 @@ def _check_cluster(name: str, body: Json) -> None:
         raise ArmError(
             400, "BadArgument", "The stand-in has computes of the kinds AmlCompute and ComputeInstance."
         )
-    if str(body.get("location") or "").lower() != REGION:
-        raise ArmError(400, "BadArgument", f"Compute must be in the region of its workspace, {REGION}.")
+    if not body.get("location"):  # a cluster may be in another region than its workspace
+        raise ArmError(400, "BadArgument", "location must be given.")
     scale = inner.get("scaleSettings") or {}
     if not inner.get("vmSize") or "maxNodeCount" not in scale:
         raise ArmError(400, "BadArgument", "vmSize and scaleSettings.maxNodeCount must be given.")

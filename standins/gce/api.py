@@ -533,10 +533,13 @@ class Api:
             raise ApiError(409, "alreadyExists", f"The resource '{path}' already exists")
         if ("allowed" in body) == ("denied" in body):
             raise ApiError(400, "invalid", "Exactly one of allowed and denied must be set.")
-        network = "projects/" + str(body.get("network", "")).partition("projects/")[2]
+        asked = str(body.get("network") or "global/networks/default")
+        network = f"projects/{asked.rpartition('projects/')[2]}"
+        if asked.startswith("global/"):
+            network = f"projects/{PROJECT}/{asked}"
         if network not in cloud.networks:
             raise not_found(network)
-        number = cloud.new_id()
+        number, body = cloud.new_id(), {**body, "network": network}
 
         async def work() -> None:
             await cloud.clock.sleep(cloud.span(cloud.timing.other))

@@ -17,7 +17,13 @@ from evalfleet.places.azure_batch.template import job_body as batch_job
 from evalfleet.places.azure_ml import AzureMlSettings
 from evalfleet.places.azure_ml import preflight as ml
 from evalfleet.places.azure_ml.settings import MlAccount
-from evalfleet.places.azure_ml.template import MlJobBuild, cluster_body, job_body, job_name
+from evalfleet.places.azure_ml.template import (
+    MlJobBuild,
+    cluster_body,
+    environment_body,
+    job_body,
+    job_name,
+)
 
 ONE = MachineId("run-abc123-1")
 SIZE = "Standard_D4s_v5"
@@ -39,6 +45,10 @@ def test_a_cluster_of_azure_ml_has_no_nodes_without_jobs_and_nobody_can_log_in(
     }
     assert (asked["vmPriority"], asked["remoteLoginPortPublicAccess"]) == (priority, "Disabled")
     assert (body["tags"], body["properties"]["disableLocalAuth"]) == ({"a": "b"}, True)
+
+
+def test_an_environment_that_has_a_name_is_not_sent_as_anonymous() -> None:
+    assert environment_body("python:3.12") == {"properties": {"image": "python:3.12", "osType": "Linux"}}
 
 
 def test_a_job_of_azure_ml_has_our_name_and_ends_a_minute_after_its_machine() -> None:

@@ -113,6 +113,8 @@ def test_a_job_brings_its_pool_and_takes_it_along(batch: StandIn, client: Any) -
     (end,) = node.endpoint_configuration.inbound_endpoints
     assert (end.backend_port, 49000 <= end.frontend_port <= 49099) == (22, True)
     assert task.constraints.max_wall_clock_time == timedelta(hours=1)
+    counts = client.get_job_task_counts("job").task_counts
+    assert (counts.active, counts.running, counts.completed) == (0, 1, 0)
     batch.paper.contents["wd/key"] = b"told"
     assert b"".join(client.download_task_file("job", "pilot", "wd/key")) == b"told", "read while it runs"
     client.begin_delete_job("job", polling_interval=0.05).result()

@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from urllib.parse import quote
 
 import msgspec
 from msgspec import Struct, structs
@@ -174,7 +175,7 @@ class BatchClient:
 
     async def _file(self, job: str, path: str) -> str:
         try:
-            return await self.arm.read(f"/jobs/{job}/tasks/{TASK}/files/{path}", VERSION)
+            return await self.arm.read(f"/jobs/{job}/tasks/{TASK}/files/{quote(path, safe='')}", VERSION)
         except ArmFault as fault:
             if fault.status in (404, 409):
                 return ""
@@ -186,7 +187,7 @@ class BatchClient:
 
     async def start_words(self, pool: str, node: str) -> str:
         """The same of the start task of a node: its exit code alone tells nobody what is wrong."""
-        return await self._last_line(f"/pools/{pool}/nodes/{node}/files/{START_LOG}")
+        return await self._last_line(f"/pools/{pool}/nodes/{node}/files/{quote(START_LOG, safe='')}")
 
     async def _last_line(self, path: str) -> str:
         try:

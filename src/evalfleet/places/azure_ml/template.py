@@ -174,7 +174,7 @@ def environment_version(image: str) -> str:
 
 
 def environment_body(image: str) -> Json:
-    return {"properties": {"image": image, "osType": "Linux", "isAnonymous": True}}
+    return {"properties": {"image": image, "osType": "Linux"}}
 
 
 def job_body(settings: AzureMlSettings, account: MlAccount, build: MlJobBuild) -> Json:
