@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import re
+import ssl
 import time
+import urllib.request
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -184,6 +188,27 @@ def test_azure_stops_it_at_its_end_and_what_is_left_can_be_reaped(ml: StandIn, t
         await made.reap(left)
 
     play(ml, tmp_path, reap)
+    until(lambda: not ml.left(), lambda: f"{ml.left()}")
+
+
+def test_a_pool_of_two_weeks_can_be_made_where_the_storage_takes_no_keys(ml: StandIn, tmp_path: Path) -> None:
+    """What Azure lends a login to sign with lasts a week: so do the tokens of the creation script."""
+    ml.service.has_key = ml.storage.takes_keys = False
+
+    async def act(made: AzureMlInstances) -> None:
+        making = await begin(made, 14 * DAY_S)
+        instance = await asyncio.to_thread(wait_for, ml, "Running")
+        await give_up(making)
+        script = base64.b64decode(
+            instance.settings["setupScripts"]["scripts"]["creationScript"]["scriptData"]
+        )
+        (url,) = re.findall(r"urlopen\('([^']+)'\)", script.decode())
+        trusted = ssl.create_default_context(cafile=str(ml.ca))
+        program = await asyncio.to_thread(lambda: urllib.request.urlopen(url, context=trusted).read())
+        assert b"main('azureuser'" in program
+        await made.delete(ONE)
+
+    play(ml, tmp_path, act)
     until(lambda: not ml.left(), lambda: f"{ml.left()}")
 
 

@@ -53,6 +53,8 @@ BOXES = "instance-"
 SETUP, HOST_KEY = "setup", "host-key"
 MAKE_S = 900.0
 """How long a compute instance may take to be made, or started."""
+SETUP_S = 4 * MAKE_S
+"""How long its creation script may use its two tokens. Without the account's key, none lasts a week."""
 DELETE_S = 100.0
 """For so long one call of `delete` waits for it to be gone."""
 GOING_S = 60.0
@@ -349,7 +351,7 @@ class AzureMlInstances(VmPlace[MlInstance, InstanceSnapshot], Preflight):
                 why = f"the storage account has a container {box} that is not this home's; set another `name`"
                 raise PlaceError(why, transient=False, scope="place")
             await blobs.set_tags(box, self._tags(machine, until))
-        tells = await _address(blobs, box, HOST_KEY, "c", until)
+        tells = await _address(blobs, box, HOST_KEY, "c", self._arm.now() + SETUP_S)
         program = instance_setup(USER, self._keys.login().public, tells)
         await blobs.write(box, SETUP, program.encode())
 
@@ -358,7 +360,7 @@ class AzureMlInstances(VmPlace[MlInstance, InstanceSnapshot], Preflight):
         build = ComputeInstanceBuild(
             region=await self._workspace.region(),
             size=size,
-            setup=await _address(blobs, self._instances.box(machine), SETUP, "r", until),
+            setup=await _address(blobs, self._instances.box(machine), SETUP, "r", self._arm.now() + SETUP_S),
             stops_at=until,
             tags={key: tag for key, tag in self._tags(machine, until).items() if key != EXPIRES},
         )
