@@ -297,6 +297,8 @@ WANTS_FILE = 75
 """A set-up step ends with this exit code to be sent its file; then it is run again."""
 FAILS_EVERYWHERE = 78
 """A set-up step ends with this exit code if it would fail on any machine; its last line says why."""
+FAILS_FOR_NOW = 69
+"""A set-up step ends with this exit code if it may succeed on another machine; its last line says why."""
 
 
 class LargeFile(Struct, frozen=True):

@@ -18,7 +18,14 @@ printf '%s\\n' "$*" >> "{folder}/asked"
 case $1 in
   version) exit 0 ;;
   image) grep -qx "$3" "{folder}/images" 2>/dev/null ;;
-  pull) [ "$2" != gone ] || {{ echo "no such image"; exit 1; }}; echo "$2" >> "{folder}/images" ;;
+  pull)
+    [ "$2" != gone ] || {{ echo "no such image"; exit 1; }}
+    case $2 in lost/*|shut/*)
+      why="dial tcp: lookup lost: no such host"; [ $2 = lost/a ] || why="dial tcp: connection refused"
+      for n in 1 2 3; do echo "level=warning msg=\\"Failed, retrying in 1s ... ($n/3). Error: $why\\""; done
+      echo "Error: $why"; exit 125 ;;
+    esac
+    echo "$2" >> "{folder}/images" ;;
   run)
     while [ "$1" != tiny ] && [ "$1" != other ] && [ $# -gt 0 ]; do shift; done
     [ -n "$1" ] || exit 125
@@ -121,6 +128,25 @@ def test_an_image_that_cannot_be_had_stops_the_run_or_breaks_its_task(fleet: Fle
     assert fleet("run", "./b.toml", "--name", "s", "--attempts", "1").code == 1
     assert fleet.task("a_1", "s")["score"] == 1
     assert fleet.task("a_2", "s")["cause"] == "setup"
+
+
+@pytest.mark.parametrize(
+    ("image", "tries", "told"),
+    [
+        ("shut/a", 12, "shut/a could not be pulled in 4 tries: dial tcp: connection refused"),
+        ("lost/a", 2, "there is no registry of the name of lost/a: correct the name (dial tcp: lookup lost"),
+    ],
+)
+def test_a_registry_that_does_not_answer_is_one_line(fleet: Fleet, image: str, tries: int, told: str) -> None:
+    stand_in(fleet)
+    (fleet.folder / "bin" / "sleep").write_text("#!/bin/sh\n")
+    (fleet.folder / "bin" / "sleep").chmod(0o755)
+    fleet.bench([task("a_1", SCORE)], image=image)
+    done = fleet.run()
+    assert done.code == 4, done
+    assert told in done.out
+    assert "retrying" not in done.said, "the engine's own words, time and again"
+    assert len(asked(fleet, "pull")) == tries, "three machines, or one"
 
 
 def test_a_machine_without_the_engine_says_so(fleet: Fleet) -> None:

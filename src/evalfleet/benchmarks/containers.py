@@ -40,9 +40,10 @@ class ContainerSettings(Struct, frozen=True, omit_defaults=True, forbid_unknown_
     args: Annotated[tuple[str, ...], Meta(description="further arguments of `docker run`")] = ()
 
 
-# What a registry says decides: what would be no better on another machine ends with FAILS_EVERYWHERE, and its
-# last line says why. All else (a network, a registry that is down or busy) is tried again. Plain machines of
-# clouds have no engine, and get podman, which needs no daemon and no group; those of people stay as they are.
+# What a registry says decides: what would be no better on another machine ends with FAILS_EVERYWHERE. All
+# else (a network, a registry that is down or busy) is tried again, and ends with FAILS_FOR_NOW. The last line
+# has the reason. Plain machines of clouds have no engine, and get podman, which needs no daemon and no group;
+# those of people stay as they are.
 PULL = """\
 engine=$1 pull=$2 program=$3
 shift 3
@@ -54,7 +55,7 @@ fetch() {
     said=$(tail -c 4000 .pulled)
     rm .pulled
     case $said in *"$1 is here") return ;; esac
-    last=$(echo "$said" | grep . | tail -n 1 | cut -c 1-400)
+    last=$(echo "$said" | grep . | tail -n 1 | sed 's/^Error: //' | cut -c 1-400)
     case $(echo "$said" | tr '[:upper:]' '[:lower:]') in
       *toomanyrequests*|*"permission denied"*) ;;
       *unauthorized*|*unauthenticated*|*"authentication required"*|*"no basic auth"*|*"invalid username"*)
@@ -68,11 +69,15 @@ if there is such an image at all ($last)"
       *"manifest unknown"*|*"name unknown"*|*"no such image"*|*"manifest for "*"not found"*)
         refuse "the registry has no image $1: push it, or write another name ($last)" ;;
       *"invalid reference"*) refuse "$1 cannot be the name of an image ($last)" ;;
+      *"no such host"*)
+        [ "$pause" = 2 ] || refuse "there is no registry of the name of $1: correct the name ($last)" ;;
     esac
-    [ -n "$pause" ] && sleep "$pause"
+    [ -n "$pause" ] || break
+    echo "$1 was not pulled, and is tried again in $pause s ($last)"
+    sleep "$pause"
   done
-  echo "$1 could not be pulled, several times over: $last"
-  exit 1
+  echo "$1 could not be pulled in 4 tries: $last"
+  exit 69
 }
 find_engine() { for engine in docker podman ""; do works "$engine" && break; done; }
 install_podman() {

@@ -19,6 +19,7 @@ from msgspec import structs
 from evalfleet.errors import ChannelError, MachineForged, RequestError, SetupFailed, StaleController
 from evalfleet.model import (
     FAILS_EVERYWHERE,
+    FAILS_FOR_NOW,
     WANTS_FILE,
     Allowance,
     AttemptId,
@@ -418,7 +419,8 @@ def contents_of(bundle: Bundle) -> dict[str, list[Any]]:
 
 def _account(ended: Ended, timeout_s: float) -> str:
     """One line and the end of the log: why a step did not succeed."""
-    if ended.reason == "exited" and ended.exit_code == FAILS_EVERYWHERE and ended.detail.strip():
+    tells = ended.reason == "exited" and ended.exit_code in (FAILS_EVERYWHERE, FAILS_FOR_NOW)
+    if tells and ended.detail.strip():
         return ended.detail.strip().splitlines()[-1]
     if ended.reason == "exited":
         why = f"exit code {ended.exit_code}"
