@@ -535,7 +535,7 @@ def decode(body: bytes, schema: int = SCHEMA) -> Event:
     """The event in `body`, written under `schema`. Raises JournalForeign when it cannot be read."""
     try:
         event: Event = _decoder.decode(body if schema == SCHEMA else upgrade(body, schema))
-    except msgspec.MsgspecError as err:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as err:
         raise JournalForeign(f"the journal holds an event that cannot be read ({err})") from err
     return event
 
@@ -544,7 +544,7 @@ def decode_array(bodies: bytes) -> list[Event] | None:
     """The events of an array of bodies of this schema; None if one of them cannot be read."""
     try:
         return _array_decoder.decode(bodies)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
 
 

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import io
+import json
+import os
+import re
+import subprocess
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from evalfleet.api import home as homes
+from evalfleet.api.archive import import_run
+from evalfleet.errors import RequestError
+from evalfleet.events import RunEnded, RunPlanned
 from evalfleet.journal import Store
+from evalfleet.model import Plan
 from evalfleet.planning.workspace import Workspace
 from tests.e2e.harness import Fleet, task, tasks
 
@@ -102,6 +111,84 @@ def test_nothing_of_an_archive_lands_outside_its_run(ran: Fleet, tmp_path: Path)
     assert [path.name for path in (home / "r").iterdir()] == ["ok"]
     assert not (tmp_path / "out").exists()
     assert not (home / "out").exists()
+
+
+Member = tuple[tarfile.TarInfo, bytes]
+
+
+def members(path: Path) -> list[Member]:
+    with tarfile.open(path) as archive:
+        found = [(member, archive.extractfile(member)) for member in archive]
+        return [(member, content.read()) for member, content in found if content is not None]
+
+
+def member(name: str, content: bytes, kind: bytes = tarfile.REGTYPE) -> Member:
+    made = tarfile.TarInfo(name)
+    made.size, made.type = len(content), kind
+    return made, content
+
+
+def forged(path: Path, found: Sequence[Member]) -> Path:
+    with tarfile.open(path, "w:gz") as archive:
+        for made, content in found:
+            archive.addfile(made, io.BytesIO(content))
+    return path
+
+
+def test_what_no_run_records_is_not_imported_and_leaves_nothing(ran: Fleet, tmp_path: Path) -> None:
+    assert ran("export", "r", "-o", "r.tgz").code == 0
+    (_, header), (_, events), *files = members(ran.folder / "r.tgz")
+    lines, far = events.splitlines(keepends=True), b'{"at":%d,' % 10**18
+    workspace = Workspace.here(tmp_path / "elsewhere")
+
+    def refused(words: str, *found: Member) -> None:
+        bad = forged(tmp_path / "bad.tgz", found)
+        with pytest.raises(RequestError, match=words) as told:
+            import_run(workspace, bad)
+        assert str(told.value).isprintable()
+        assert homes.list_runs(workspace) == []
+        assert not list(workspace.home.glob("*r*")) + list(workspace.home.glob(".r*"))
+
+    def with_events(*changed: bytes) -> list[Member]:
+        return [member("run.json", header), member("events.jsonl", b"".join(changed)), *files]
+
+    def with_header(**changed: object) -> list[Member]:
+        return [member("run.json", json.dumps({**json.loads(header), **changed}).encode())]
+
+    ended = next(line for line in lines if b'"AttemptEnded"' in line)
+    first = re.sub(rb'{"at":\d+,', far, lines[0])
+    refused("event 1 has the time 1000000000000000000", *with_events(first, *lines[1:]))
+    refused("event 1 does not belong there", *with_events(lines[-1]))
+    refused("recorded before", *with_events(*(each * (1 + (each == ended)) for each in lines)))
+    for score in (b"5", b"-1", b"1e308"):
+        odd = events.replace(b'"score":1.0', b'"score":' + score)
+        refused("scores are from 0 to 1", *with_events(odd))
+    planned = json.loads(lines[0])
+    planned["event"]["plan"].setdefault("limits", {})["workers"] = 10**12
+    refused("a number that is too large", *with_events(json.dumps(planned).encode() + b"\n", *lines[1:]))
+    refused("the run was made at", *with_header(created_at=10**18))
+    refused("by a newer evalfleet", *with_header(format=99, version="9\x1b[31m\n"))
+    refused("its events.jsonl unpacks to", *with_events(b"\n" * 100_000_000))
+    long = member("files/x", b"0" * 100_000_000, tarfile.XHDTYPE)
+    refused("a header of 100000256 bytes", *with_events(events), long)
+    # a file of ten terabytes, of which none is there
+    for made, content in with_events(events):
+        (tmp_path / made.name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / made.name).write_bytes(content)
+    os.truncate(tmp_path / files[0][0].name, 10 << 40)
+    names = ("run.json", "events.jsonl", files[0][0].name)
+    subprocess.run(["tar", "-Sczf", "bad.tgz", *names], cwd=tmp_path, check=True)
+    with pytest.raises(RequestError, match="its files unpack to"):
+        import_run(workspace, tmp_path / "bad.tgz")
+    assert homes.list_runs(workspace) == []
+    # what an earlier version let in hides no other run
+    assert import_run(workspace, ran.folder / "r.tgz").name == "r"
+    store, at = workspace.store(), 10**18
+    plan = Plan("bad", "b", places=("local",))
+    store.create_past("bad", at, [(at, RunPlanned(plan, 0)), (at + 1, RunEnded("done"))])
+    assert [run.run for run in homes.list_runs(workspace)] == ["bad", "r"]
+    assert ran("ls", env={"EVALFLEET_HOME": str(workspace.home)}).code == 0
+    assert ran("du", env={"EVALFLEET_HOME": str(workspace.home)}).code == 0
 
 
 def test_what_is_half_deleted_is_deleted_by_the_next(ran: Fleet) -> None:

@@ -81,13 +81,14 @@ def _stored(body: str | None) -> RunSummary | None:
 
 
 def _computed(store: Store, info: StreamInfo, now: Micros, fresh: dict[str, RunSummary]) -> RunSummary:
-    """The summary, computed from the journal. A run that cannot be read does not hide the others."""
+    """The summary, computed from the journal. A run that cannot be read does not hide the others, nor does
+    one whose numbers cannot be computed with."""
     follower = Follower(store, info.name)
     try:
         follower.poll()
-    except JournalForeign:
+        fresh[info.name] = summarised(follower.state, now)
+    except (JournalForeign, ArithmeticError, ValueError):
         return RunSummary(info.name, status="damaged")
-    fresh[info.name] = summarised(follower.state, now)
     return fresh[info.name]
 
 

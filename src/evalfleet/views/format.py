@@ -12,19 +12,26 @@ from evalfleet.model import SECOND, Micros
 if TYPE_CHECKING:
     from .documents import Cost
 
+_LATEST: Micros = 221_845_392_000 * SECOND
+
 
 def iso(at: Micros | None) -> str | None:
     """`2026-01-02T14:30:52.125Z`; whole seconds without a fraction."""
     if at is None:
         return None
-    text = f"{datetime.fromtimestamp(at // SECOND, UTC):%Y-%m-%dT%H:%M:%S}"
+    text = f"{_utc(at):%Y-%m-%dT%H:%M:%S}"
     millis = at % SECOND // 1000
     return f"{text}.{millis:03d}Z" if millis else f"{text}Z"
 
 
+def _utc(at: Micros) -> datetime:
+    """The instant, or the nearest from 1970 to 9000: a record may hold any number, and is shown."""
+    return datetime.fromtimestamp(min(max(at, 0), _LATEST) / SECOND, UTC)
+
+
 def stamp(at: Micros) -> str:
     """`20260102_143052`, as pool ids have it."""
-    return f"{datetime.fromtimestamp(at // SECOND, UTC):%Y%m%d_%H%M%S}"
+    return f"{_utc(at):%Y%m%d_%H%M%S}"
 
 
 def local_time(instant: str | None) -> str | None:
@@ -36,7 +43,7 @@ def local_time(instant: str | None) -> str | None:
 
 def local(at: Micros) -> datetime:
     """The time here, with its offset."""
-    return datetime.fromtimestamp(at / SECOND, UTC).astimezone()
+    return _utc(at).astimezone()
 
 
 def clock_time(at: Micros) -> str:
