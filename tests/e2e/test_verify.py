@@ -100,6 +100,23 @@ def test_the_first_bad_event_is_named_on_any_page(tmp_path: Path, seq: int, afte
             list(store.read("s", after))
 
 
+def test_a_flipped_bit_is_damage_also_where_checksums_are_not_compared(tmp_path: Path) -> None:
+    store = Store.open(tmp_path)
+    store.create_stream("s", "run", NOW, [*events(3), StopRequested("user", "interrupted")])
+    damage(tmp_path, "UPDATE event SET body = replace(body, 'rupted', CAST(x'F2' AS TEXT)) WHERE seq = 4")
+    with pytest.raises(JournalForeign, match="event 4 of 's' is not as it was written"):
+        list(store.read_unverified("s"))
+    with pytest.raises(JournalForeign, match="an event that cannot be read"):
+        store.read_kinds("s", ["StopRequested"])
+    damage(
+        tmp_path,
+        "PRAGMA writable_schema = ON;"
+        "UPDATE sqlite_schema SET sql = replace(sql, 'CREATE', 'CRE' || CAST(x'A0' AS TEXT)) WHERE name = 'request'",
+    )
+    with pytest.raises(JournalForeign, match="is damaged"):
+        Store.open(tmp_path)
+
+
 def test_a_missing_end_is_found_and_not_written_over(tmp_path: Path) -> None:
     store = Store.open(tmp_path)
     store.create_stream("s", "run", NOW, [*events(3), RunEnded("done")])

@@ -353,7 +353,7 @@ def explained(path: Path) -> Generator[None]:
         yield
     except sqlite3.Error as err:
         raise explain(err, path) from err
-    except msgspec.MsgspecError as err:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as err:
         raise damaged(path, str(err)) from err
     except OSError as err:
         raise JournalError(
