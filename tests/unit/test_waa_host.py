@@ -576,6 +576,7 @@ def test_the_client_of_the_other_arena_is_not_started(tmp_path: Path) -> None:
         ((REFUSED + AGAIN) * 2 + REFUSED + CALLED.format("200 OK"), ""),
         (CALLED.format("200 OK") + (REFUSED + AGAIN) * 2 + REFUSED, ""),
         (CALLED.format("200 OK") + (REFUSED + AGAIN) * 4, "its last answer was 429"),
+        (CALLED.format("401 Unauthorized") * 3, "its last answer was 401"),
         (CALLED.format("401 Unauthorized") * 6, "its last answer was 401"),
         (REFUSED + AGAIN * 8, "it does not answer"),
         (CALLED.format("400 Bad Request") * 9, "its last answer was 400"),
@@ -589,6 +590,15 @@ def test_a_models_api_that_was_failing_when_time_was_up(tmp_path: Path, log: str
     (tmp_path / "client_logs").mkdir()
     (tmp_path / "client_logs/normal-0-20261115@120000.log").write_text(log)
     assert attempt.model_trouble(str(tmp_path)) == expected
+
+
+def test_navi_that_got_no_answer_until_the_time_was_up(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    lines = ("Environment setup complete.", "Agent: Thinking...")
+    text = "".join(f"[2026-11-15 12:00:00,1 INFO lib_run_single/9-Main] {line}\n" for line in lines)
+    (tmp_path / "logs/task-0-20261115@120000.log").write_text(text)
+    assert attempt.model_trouble(str(tmp_path), is_navi=True) == "it answered no call"
+    assert attempt.model_trouble(str(tmp_path)) == "", "others may log no calls"
 
 
 # -- on an old machine -----------------------------------------------------------------------------

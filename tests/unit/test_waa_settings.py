@@ -89,6 +89,13 @@ def test_an_agent_of_ones_own_may_have_arguments_and_navi_has_none() -> None:
     assert client_flags(WaaSettings(agent="mine"), "m", {"depth": "2"})[-2:] == ["--depth", "2"]
     with pytest.raises(RequestError, match=r"-A 'max_step' is nothing that navi takes.*'max_steps'"):
         client_flags(WaaSettings(), "m", {"max_step": "2"})
+    with pytest.raises(
+        RequestError, match="takes it for its own flag --max_steps; use --set max_steps=VALUE"
+    ):
+        client_flags(WaaSettings(agent="mine"), "m", {"max_step": "2"})
+    with pytest.raises(RequestError, match="takes it for its own flag --worker_id; write another name"):
+        client_flags(WaaSettings(agent="mine"), "m", {"worker": "2"})
+    assert client_flags(WaaSettings(agent="mine"), "m", {"screen_width": "9"})[-2:] == ["--screen_width", "9"]
 
 
 @pytest.mark.parametrize(
@@ -103,6 +110,10 @@ def test_an_agent_of_ones_own_may_have_arguments_and_navi_has_none() -> None:
         (
             {"som_origin": "a11y", "observation_type": "screenshot"},
             "takes marks from the accessibility tree.*say observation_type=a11y_tree, or som_origin=oss",
+        ),
+        (
+            {"top_p": 0.5},
+            "top_p is 0.5, and navi of windowsarena/winarena:latest never uses it; leave it out",
         ),
         ({"agent": "claude"}, "starts with no other than navi; give an image that has your agent"),
         ({"api": "azure"}, "asks OpenAI's API alone; say api=openai and base_url="),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,30 @@ def test_when_all_that_tidies_up_fails_and_nothing_else_is_asked_the_guest_is_br
     log.write_text(failed.replace("31mINFO \x1b[32msetup", "31mERROR \x1b[32msetup"))
     (tmp_path / "result.txt").write_text("0")
     assert read_task(str(tmp_path)).cause == "readiness"
+
+
+def test_a_failed_download_says_why_and_not_what_the_client_stumbled_over(tmp_path: Path) -> None:
+    """WAA's set-up raises for a variable that it has lost: `Error: {e}`."""
+    attempts = [
+        (
+            "ERROR",
+            "setup",
+            f"Failed to download https://x/a.docx caused by 404 Not Found. Retrying... ({n} left)",
+        )
+        for n in (2, 1, 0)
+    ]
+    write_log(tmp_path, setup=attempts, steps=[], evaluator=[])
+    log = next((tmp_path / "logs").iterdir())
+    log.write_text(log.read_text().partition("Environment setup complete.")[0])
+    traceback = (
+        'Traceback (most recent call last):\n  File "/client/desktop_env/controllers/setup.py", line 132, in '
+        "_download_setup\n    raise\nUnboundLocalError: local variable 'e' referenced before assignment\n"
+    )
+    error = {"Error": "Exception in a/b", "Exception": "local variable 'e'", "Traceback": traceback}
+    (tmp_path / "traj.jsonl").write_text(json.dumps(error) + "\n")
+    found = read_task(str(tmp_path))
+    why = "Failed to download https://x/a.docx caused by 404 Not Found"
+    assert (found.cause, found.error) == ("readiness", f"the task could not be set up in the guest: {why}")
 
 
 UNSEEN = ("ERROR", "lib_run_single", "Observation is None. Waiting a little to do next step.")

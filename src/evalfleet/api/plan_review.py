@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from evalfleet.errors import JournalForeign, RequestError
-from evalfleet.model import IMPORTED, Limits, Offer, Plan, Promise, Task
+from evalfleet.model import IMPORTED, Offer, Plan, Promise, Task
 from evalfleet.planning.plan import Resolved
 from evalfleet.planning.plan_parts import specs_of
 from evalfleet.planning.plugins import place_kind
@@ -31,6 +31,7 @@ from evalfleet.views.follow import Follower
 from evalfleet.views.format import percent, table, usd, whole_duration
 from evalfleet.views.stats import machines_usd
 
+from .estimate import allowed_setup_s
 from .experience import LATEST, chances_of, experience_of, gathered
 from .home import list_runs
 from .plan_table import range_document, span
@@ -212,7 +213,7 @@ def _planned(state: RunState, states: Sequence[RunState]) -> OptionDraws:
 
 
 def _guesses(plan: Plan) -> dict[str, tuple[float, float]]:
-    setup_s = max(0.0, plan.limits.boot_timeout_s - Limits().boot_timeout_s)
+    setup_s = allowed_setup_s(plan)
     boots = {name: getattr(place_kind(spec.kind), "machine_s", 0.0) for name, spec in specs_of(plan).items()}
     return {name: guessed_machine_s(boot_s, setup_s) for name, boot_s in boots.items()}
 

@@ -12,7 +12,7 @@ import msgspec
 
 from evalfleet.effects.machines import offers_by_kind
 from evalfleet.errors import PlaceError, RequestError
-from evalfleet.model import Limits, Needs, Offer, Plan, Task
+from evalfleet.model import Needs, Offer, Plan, Task
 from evalfleet.planning.plan import Resolved
 from evalfleet.planning.plan_parts import specs_of
 from evalfleet.planning.plugins import place_kind
@@ -24,6 +24,7 @@ from evalfleet.sim.chances import Chances, MachineTimes
 from evalfleet.sim.forecast import DRAWS, Forecast, Option, OptionDraws, forecasts
 from evalfleet.toml_tables import convert
 
+from .estimate import allowed_setup_s
 from .experience import chances_of, experience_of
 from .pools import pools
 
@@ -171,7 +172,7 @@ async def _look(workspace: Workspace, resolved: Resolved, workers: int, examined
     machine_s: dict[str, tuple[float, float]] = {}
     start_s: dict[str, tuple[float, float]] = {}
     checks: dict[str, Sequence[Check]] = {}
-    setup_s = max(0.0, resolved.plan.limits.boot_timeout_s - Limits().boot_timeout_s)
+    setup_s = allowed_setup_s(resolved.plan)
     async with workspace.places(resolved.plan, resolved.secrets, resolved.environ) as places:
         for name, place in places.items():
             own = await offers_by_kind(place.offers, needs, kinds)

@@ -40,6 +40,14 @@ CLIENT_FLAGS = (
     "emulator_ip",
 )
 """Settings that are flags of the client by the same name. It swallows what it does not know."""
+OUR_FLAGS = (
+    *("agent_name", "model", "domain", "test_all_meta_path", "result_dir", "trial_id"),
+    *("worker_id", "num_workers"),
+)
+"""The client's flags that a run sets itself."""
+FREE_FLAGS = ("headless", "screen_width", "screen_height", "test_config_base_dir", "stop_token")
+"""The client's flags that nothing here sets: an agent of one's own may want them."""
+UNUSED_BY_NAVI = ("max_trajectory_length", "top_p", "max_tokens")
 
 _SECRET = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _SIZE = re.compile(r"[1-9][0-9]*[MG]")
@@ -203,6 +211,11 @@ def _check_client(settings: WaaSettings, where: str) -> None:
             "and with observation_type 'screenshot' the client fetches none; say observation_type=a11y_tree, "
             "or som_origin=oss"
         )
+    usual = WaaSettings()
+    for key in UNUSED_BY_NAVI:
+        if getattr(settings, key) != getattr(usual, key):
+            what = f"{key} is {getattr(settings, key)}, and navi of {settings.image} never uses it"
+            raise RequestError(f"{where}: {what}; leave it out")
     if settings.api == "azure":
         raise RequestError(
             f"{where}: api is 'azure', and navi of {settings.image} asks OpenAI's API alone; say api=openai "
@@ -311,5 +324,18 @@ def client_flags(settings: WaaSettings, model: str, agent: Mapping[str, str]) ->
         if settings.agent == "navi":
             options = (*CLIENT_FLAGS, "agent")
             raise RequestError(f"-A {name!r} is nothing that navi takes; use --set: {hint(name, options)}")
+        _check_argument(name)
         flags += [f"--{name}", value]
     return flags
+
+
+def _check_argument(name: str) -> None:
+    """Raises RequestError for an agent's argument that the client would take for another flag.
+
+    It takes the beginning of a flag's name for the flag.
+    """
+    meant = next((flag for flag in (*CLIENT_FLAGS, *OUR_FLAGS, *FREE_FLAGS) if flag.startswith(name)), "")
+    if not meant or (meant == name and meant in FREE_FLAGS):
+        return
+    remedy = f"use --set {meant}=VALUE" if meant in CLIENT_FLAGS else "write another name"
+    raise RequestError(f"-A {name!r}: the client takes it for its own flag --{meant}; {remedy}")

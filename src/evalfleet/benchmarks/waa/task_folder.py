@@ -110,7 +110,7 @@ def read_task(directory: str, marks_from_tree: bool = False) -> Reading:
     _time(found, directory, lines)
     error = _last_error(lines)
     if error is not None:
-        _blame(found, error)
+        _blame(found, error, directory)
     _judge(found, directory, marks_from_tree)
     return found
 
@@ -178,10 +178,13 @@ def _doubt(found: Reading, log: TaskLog) -> None:
             return
 
 
-def _blame(found: Reading, error: dict[str, Any]) -> None:
+def _blame(found: Reading, error: dict[str, Any], directory: str) -> None:
     traceback, exception = _text(error.get("Traceback")), _text(error.get("Exception"))
     found.part = part_of(traceback or exception)
-    found.error = _told(found.part, summary_of(traceback, exception) or _text(error.get("Error")))
+    line = summary_of(traceback, exception) or _text(error.get("Error"))
+    if found.part == "set-up" and line.startswith("UnboundLocalError"):
+        line = read_log(directory).download or line
+    found.error = _told(found.part, line)
 
 
 def _told(part: Part, line: str) -> str:

@@ -39,6 +39,7 @@ _REPEATED = frozenset({"execute", "command"})
 """Steps that the client itself repeats until they succeed: the last word counts."""
 _RETRIED = re.compile(r"Retrying\.\.\.|, retrying\.|Failed to get a successful response from the VM")
 
+_NO_DOWNLOAD = "Failed to download "
 _NO_TREE = ("Failed to get accessibility tree", "Request timed out while trying to get accessibility tree")
 _NO_OBSERVATION = (*_NO_TREE, "Failed to get the observations", "Failed to get screenshot")
 _STATUS = re.compile(r"Status code: (\d{3})\b")
@@ -59,7 +60,7 @@ _MACHINE = re.compile(r"No space left on device|Cannot allocate memory|Too many 
 class TaskLog:
     """What one task's log tells of failures. Each is the line that tells it, or empty."""
 
-    __slots__ = ("absent", "acted", "evaluator", "observation", "setup", "treeless", "unseen")
+    __slots__ = ("absent", "acted", "download", "evaluator", "observation", "setup", "treeless", "unseen")
 
     def __init__(self) -> None:
         self.setup = ""
@@ -71,6 +72,9 @@ class TaskLog:
         """The failure of the accessibility tree, if it failed in all that the agent was given."""
         self.absent = ""
         """What the guest told an evaluator was not there."""
+        self.download = ""
+        """Why the last download of the set-up failed. WAA's own exception does not say it: it stumbles over a
+        variable of its own."""
         self.acted = False
         """The agent had its turn before the observation failed."""
 
@@ -137,6 +141,8 @@ def read_log(directory: str) -> TaskLog:
 
 
 def _take_setup(log: TaskLog, steps: _Steps, level: str, module: str, message: str) -> None:
+    if message.startswith(_NO_DOWNLOAD):
+        log.download = message.partition(". Retrying")[0]
     if message.startswith("VM did not become ready"):
         log.setup = log.setup or message
     elif module in ("setup", "python"):

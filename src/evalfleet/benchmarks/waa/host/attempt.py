@@ -13,7 +13,9 @@ import threading
 import time
 from itertools import takewhile
 
-from ..task_folder import TRAJECTORY, Reading, read_task  # noqa: TID252 there is no evalfleet on a machine
+# there is no evalfleet on a machine
+from ..task_folder import TRAJECTORY, Reading, read_task  # noqa: TID252
+from ..task_log import read_log  # noqa: TID252
 from . import guest
 from .config import CONTAINER, V2_MARK
 from .container import ensure_clean, mark_clean, mark_dirty
@@ -95,6 +97,7 @@ class AttemptOrder:
         self.action_space = str(given["action_space"])
         self.observation_type = str(given["observation_type"])
         self.flags = _list(given["flags"])
+        self.is_navi = self.flags[:2] == ["--agent_name", "navi"]
         self.marks_from_tree = bool(given["marks_from_tree"])
         self.secrets = _list(given["secrets"])
         self.environ = _list(given["environ"])
@@ -329,7 +332,7 @@ def _look_around(order: AttemptOrder, ending: Ending, reading: Reading, out: str
     except OSError:
         written = 0.0
     ending.grew_lately = ending.at - written < order.lately_s
-    ending.model_trouble = model_trouble(out)
+    ending.model_trouble = model_trouble(out, order.is_navi)
 
 
 def _write_result(out: str, result: dict[str, object]) -> int:
@@ -342,8 +345,10 @@ def _write_result(out: str, result: dict[str, object]) -> int:
 # -- the model's API ---------------------------------------------------------------------------------
 
 
-def model_trouble(out: str) -> str:
+def model_trouble(out: str, is_navi: bool = False) -> str:
     """What an attempt's last calls came to, if they failed; empty if all was well, or unknown.
+
+    A few failures may pass, but not if no call was ever answered. Of navi we know that it logs every answer.
 
     The client's log has what httpx and the SDK wrote. navi asks again 30 times, which takes longer than a
     task may: no Error line comes of it, and what looks like an agent that took its time was one that was
@@ -351,7 +356,9 @@ def model_trouble(out: str) -> str:
     """
     calls = [int(status) if status else 0 for status, _ in _CALL.findall(_newest_tail(out))]
     failed = list(takewhile(_is_failure, reversed(calls)))
-    if len(failed) < MANY_CALLS:
+    if not calls:
+        return "it answered no call" if is_navi and read_log(out).acted else ""
+    if len(failed) < min(MANY_CALLS, len(calls)):
         return ""
     answers = [status for status in failed[:MANY_CALLS] if status]
     return f"its last answer was {answers[0]}" if answers else "it does not answer"
