@@ -276,8 +276,8 @@ async def test_a_requeued_machine_is_gone_and_its_next_start_does_nothing(
         assert await _told(ending) in ("evicted", "unreachable")
         assert at.why == "evicted"
         if second == "fails":
-            for pilot in tmp_path.glob("shared/*/supervisor-*.py"):
-                pilot.unlink()
+            for supervisor in tmp_path.glob("shared/*/supervisor-*.pyz"):
+                supervisor.unlink()
         cluster.ask("scontrol", "update", f"jobid={at.job}", "StartTime=now")  # else in two minutes
         name = f"evalfleet-{at.home_id}-{MACHINE}"
         # it fails before it starts, too, where Slurm has just revoked its credential

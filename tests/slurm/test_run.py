@@ -117,6 +117,19 @@ def test_a_task_that_ends_its_own_machine_is_forgiven_once(
     nothing_left(cluster, tmp_path / "f")
 
 
+def test_a_supervisor_that_a_task_has_changed_is_written_again(cluster: Cluster, tmp_path: Path) -> None:
+    """The machines of a home share its file, and a task is the same user."""
+    at = desk(cluster, tmp_path / "f", 1)
+    mark = tmp_path / "mark"
+    forge = f"for f in ../../../../supervisor-*.pyz; do [ -e $f ] && echo x >$f && touch {mark}; done"
+    spoil = f'[ -e {mark} ] || {{ {forge}; rm -rf "$EVALFLEET_MACHINE"; sleep 60; }}'
+    (tmp_path / "f/run.sh").write_text(f"{spoil}\n{SCRIPT}")
+    done = at("run", "b.toml", "--on", "hpc", "--name", "r")
+    assert done.code == 0, done
+    assert mark.exists(), "nothing was changed"
+    nothing_left(cluster, tmp_path / "f")
+
+
 @pytest.mark.nightly
 @pytest.mark.timeout(1500)
 def test_a_mailbox_that_is_away_for_ten_minutes_ends_nothing_that_runs(

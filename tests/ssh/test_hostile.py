@@ -180,6 +180,30 @@ async def test_a_login_that_prints_some_lines_is_borne(hosts: Fleet) -> None:
             (host.home / ".bashrc").unlink()
 
 
+FORGE = """\
+import glob, os, signal, sys, zipfile
+for path in glob.glob(os.path.expanduser("~/.evalfleet/*/supervisor-*.pyz")):
+    with zipfile.ZipFile(path) as whole:
+        files = {name: whole.read(name) for name in whole.namelist()}
+    files["supervisor/verbs.py"] += f"open({sys.argv[1]!r}, 'w').close()".encode()
+    with zipfile.ZipFile(path, "w") as forged:
+        for name, content in files.items():
+            forged.writestr(name, content)
+pid = open(os.environ["EVALFLEET_MACHINE"] + "/supervisor.pid").read().split()[0]
+os.kill(int(pid), signal.SIGKILL)
+"""
+
+
+async def test_a_supervisor_that_a_job_has_changed_is_never_started(hosts: Fleet, tmp_path: Path) -> None:
+    forge, ran = tmp_path / "forge.py", tmp_path / "ran"
+    forge.write_text(FORGE)
+    async with machine(hosts) as (_, _, channel):
+        await channel.start(shell(JOB, f"python3 {forge} {ran}; exit 3"))
+        assert (await channel.ended(JOB)).exit_code == 3
+        assert await channel.probe(None)
+        assert not ran.exists()
+
+
 def host_of(hosts: Fleet, address: str) -> Sshd:
     return next(host for host in hosts.hosts if host.name == address)
 

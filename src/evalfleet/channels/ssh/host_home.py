@@ -62,6 +62,14 @@ _TELL = (
     "sys.version_info<(3,8) and (sys.stderr.write(sys.version),sys.exit(98));"
     "exec(sys.stdin.read())"
 )
+# an attempt that is the same user may have changed the file since it was brought
+_START = (
+    "import sys;"
+    "sys.version_info<(3,8) and (sys.stderr.write(sys.version),sys.exit(98));"
+    "import hashlib;digest,file,verb=sys.argv[1:];"
+    "hashlib.sha256(open(file,'rb').read()).hexdigest()==digest or sys.exit(97);"
+    "sys.path.insert(0,file);import supervisor.verbs;sys.exit(supervisor.verbs.verb(verb))"
+)
 _LIST = (
     'for d in *; do [ -d "$d" ] || continue; s=pending; e=; '
     'if [ -d "$d/jobs" ] && [ ! -e "$d/deleting" ]; then s=up; fi; '
@@ -237,7 +245,7 @@ class HostHome(Struct, frozen=True):
         return self.request(machine, about)
 
     def command(self, verb: Verb, machine: str) -> str:
-        """Runs a verb of the supervisor's, from the user's home."""
+        """Runs a verb of the supervisor's, from the user's home, if its file is the one that was brought."""
         file = f"{self._folder}/{self._file}"
         python = shlex.quote(self.host.access.python)
         missing = f"exit {NO_SUPERVISOR}"
@@ -250,7 +258,8 @@ class HostHome(Struct, frozen=True):
             by = f"s=; if test -d {folder} && ! test -r {folder}; then s='sudo -n --'; fi"
         # by their whole names: sudo has a PATH of its own, and Python 3.8 finds modules in its file no more
         # once the directory has changed
-        run = f'p=$(command -v {python}) || p={python}; exec $s "$p" -I -S "$PWD/{file}" {verb}'
+        code = f"{shlex.quote(_START)} {shipped().digest}"
+        run = f'p=$(command -v {python}) || p={python}; exec $s "$p" -I -S -c {code} "$PWD/{file}" {verb}'
         return _sh(f"cd && test -f {file} || {missing}; {by}; {run}")
 
     async def bring_supervisor(self) -> None:

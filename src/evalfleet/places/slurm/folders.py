@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -28,6 +29,7 @@ MAIL = "mail"
 DETAIL_CAP = 300
 LOG_END = 4096
 READ_CAP = 1 << 16
+ARCHIVE_CAP = 16 << 20
 
 
 def perform(request: dict[str, Any]) -> dict[str, Any]:
@@ -91,12 +93,11 @@ def make(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def bring(request: dict[str, Any]) -> dict[str, Any]:
-    """The files that are not there yet; they are sent with the second request."""
-    contents = request.get("contents", {})
-    for path, content in contents.items():
-        if not os.path.exists(path):
-            _write(path, base64.b64decode(content))
-    return {"missing": [path for path in request["paths"] if not os.path.exists(path)]}
+    """Write a file, unless it is there as it must be. Its content is sent with the second request."""
+    path, digest = request["path"], request["digest"]
+    if _digest(path) != digest and "content" in request:
+        _write(path, base64.b64decode(request["content"]))
+    return {"missing": _digest(path) != digest}
 
 
 def record(request: dict[str, Any]) -> dict[str, Any]:
@@ -222,6 +223,16 @@ def _read(path: str) -> str | None:
             return file.read(READ_CAP).decode("utf-8", "replace")
     except OSError:
         return None
+
+
+def _digest(path: str) -> str:
+    """The hash of a file; empty if there is none. A job of this user may have put a pipe or a link there."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+        with open(fd, "rb") as file:
+            return hashlib.sha256(file.read(ARCHIVE_CAP)).hexdigest()
+    except OSError:
+        return ""
 
 
 def _json(path: str) -> dict[str, Any] | None:

@@ -1,12 +1,14 @@
 """The program of a job: it is a machine's supervisor for as long as the job may run, and ends with it.
 
-Slurm runs a copy of this file with the node's Python (3.8 and later, standard library only):
-`python pilot.py FOLDER SUPERVISOR SECONDS`. A folder is started once: a job that was requeued, or submitted
-twice, finds the mark of the first start and leaves.
+The job's script runs this source with the node's Python (3.8 and later, standard library only):
+`python -c SOURCE FOLDER SUPERVISOR DIGEST SECONDS`. Slurm keeps the script, so no attempt can change it. A
+folder is started once: a job that was requeued, or submitted twice, finds the mark of the first start and
+leaves.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
@@ -35,8 +37,11 @@ def claim(folder: Path) -> bool:
     return True
 
 
-def main(folder: Path, supervisor: str, seconds: float) -> int:
+def main(folder: Path, supervisor: str, digest: str, seconds: float) -> int:
     began = time.monotonic()
+    if hashlib.sha256(Path(supervisor).read_bytes()).hexdigest() != digest:
+        sys.stderr.write(f"{supervisor} was changed after evalfleet wrote it; the job starts nothing\n")
+        return 1
     if not claim(folder):
         return 0
     sys.path.insert(0, supervisor)
@@ -54,4 +59,4 @@ def main(folder: Path, supervisor: str, seconds: float) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])))
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2], sys.argv[3], float(sys.argv[4])))

@@ -90,14 +90,18 @@ class Site(Struct, frozen=True):
     root: str
     supervisor: str
     """The supervisor as one file, named by its content."""
-    pilot: str
 
 
 @functools.cache
 def site_at(root: str) -> Site:
     """What is where below the folder of a home."""
-    name = f"supervisor-{hashlib.sha256(archive() + PILOT.read_bytes()).hexdigest()[:16]}"
-    return Site(os.path.dirname(root), root, f"{root}/{name}.pyz", f"{root}/{name}.py")
+    return Site(os.path.dirname(root), root, f"{root}/supervisor-{digest()[:16]}.pyz")
+
+
+@functools.cache
+def digest() -> str:
+    """What the supervisor's file must be. Attempts that are the same user can write it."""
+    return hashlib.sha256(archive()).hexdigest()
 
 
 class Survey(Struct, frozen=True):
@@ -267,12 +271,10 @@ class SlurmPlace(Preflight):
         return self._survey
 
     async def _bring_supervisor(self, site: Site) -> None:
-        """The supervisor, and beside it the pilot, as files that the nodes see. Raises PlaceError."""
-        paths = [site.pilot, site.supervisor]
-        if missing := as_told(await self._do("bring", paths=paths), MissingTold).missing:
-            files = {site.pilot: PILOT.read_bytes(), site.supervisor: archive()}
-            contents = {path: base64.b64encode(files[path]).decode() for path in missing if path in files}
-            await self._do("bring", paths=list(contents), contents=contents)
+        """The supervisor as a file that the nodes see, written again if it was changed. Raises PlaceError."""
+        file = {"path": site.supervisor, "digest": digest()}
+        if as_told(await self._do("bring", **file), MissingTold).missing:
+            await self._do("bring", **file, content=base64.b64encode(archive()).decode())
         self._brought = True
 
     # -- what exists ---------------------------------------------------------------------------------
@@ -411,7 +413,8 @@ class SlurmPlace(Preflight):
         )
         if self._bucket is not None:
             return await self._slurm.submit(options, await self._bucket.script(machine, expires_s))
-        argv = (self._settings.python, "-I", site.pilot, folder, site.supervisor, f"{expires_s:.3f}")
+        argv = (self._settings.python, "-I", "-c", PILOT.read_text(), folder, site.supervisor, digest())
+        argv = (*argv, f"{expires_s:.3f}")
         return await self._slurm.submit(options, f"#!/bin/sh\nexec {shlex.join(argv)}\n")
 
     def _wishes(self, seconds: float) -> Sequence[str]:

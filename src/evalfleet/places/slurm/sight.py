@@ -94,9 +94,9 @@ class PathTold(Struct, frozen=True):
 
 
 class MissingTold(Struct, frozen=True):
-    """The answer to `bring`: the files that are not there."""
+    """The answer to `bring`: whether the file is not there, or another one is."""
 
-    missing: list[str]
+    missing: bool
 
 
 def as_told(answer: Mapping[str, Any], type: type[T]) -> T:
