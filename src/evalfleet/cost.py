@@ -14,6 +14,11 @@ def billed_usd(offer: Offer, start: Micros, end: Micros) -> float:
     return _usd(offer, offer.usd_per_hour, start, max(end, least))
 
 
+def lingering_usd(offer: Offer) -> float:
+    """The most that the idle node of one machine costs after the machine is gone."""
+    return _usd(offer, offer.idle_usd_per_hour, 0, after(0, offer.linger_s))
+
+
 def idle_usd(offer: Offer, start: Micros, end: Micros) -> float:
     """The same of one that is stopped: its disk and its address stay."""
     return _usd(offer, offer.idle_usd_per_hour, start, end)

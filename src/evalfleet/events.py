@@ -265,21 +265,11 @@ class MachineDeleted(_Event, frozen=True):
     """The place shows it no more. `gone_at` is when its billing ended.
 
     `unseen_s`: a machine that nobody saw leave its queue may have run for so long, and is paid as if it had.
-    `keeps_node`: its service has its node still, without work, and bills it until NodeReleased.
     """
 
     machine: MachineId
     gone_at: Micros
     unseen_s: float | None = None
-    keeps_node: bool = False
-
-
-class NodeReleased(_Event, frozen=True):
-    """The node of a machine that is gone is billed no more on its account, from `released_at` on."""
-
-    machine: MachineId
-    released_at: Micros
-    detail: str
 
 
 class AttemptStarted(_Event, frozen=True):
@@ -452,6 +442,13 @@ class RunEnded(_Event, frozen=True):
     status: RunStatus
 
 
+class Ignored(_Event, frozen=True):
+    """An event of a feature that was removed. It changes nothing."""
+
+
+REMOVED = frozenset({"NodeReleased"})
+"""Kinds of events that older versions wrote and this one reads as `Ignored`."""
+
 Event = (
     RunPlanned
     | TasksPlanned
@@ -478,7 +475,6 @@ Event = (
     | MachineCondemned
     | MachineDeleteRefused
     | MachineDeleted
-    | NodeReleased
     | AttemptStarted
     | AllowanceWanted
     | AllowanceGranted
@@ -495,6 +491,7 @@ Event = (
     | StopRequested
     | RunSteered
     | RunEnded
+    | Ignored
 )
 
 
@@ -513,9 +510,9 @@ UPGRADES: dict[tuple[int, str], Upgrade] = {}
 """(schema, kind) -> how a body of that schema becomes one of the next. Absent: it is unchanged.
 
 Schema 2 brought new kinds only (MachineQueued, MachineAllocated, MachineDeleteRefused, AttemptGraded,
-GradingFailed, GradingRequested, BudgetPassed, RunSteered, CircuitChanged, NodeReleased, and those of
-allowances) and a new outcome (Answered), and limits of silence moved from the plan to the offers: bodies of
-schema 1 are read as they are.
+GradingFailed, GradingRequested, BudgetPassed, RunSteered, CircuitChanged and those of allowances) and a new
+outcome (Answered), and limits of silence moved from the plan to the offers: bodies of schema 1 are read as
+they are.
 """
 
 _encoder = msgspec.json.Encoder(order="deterministic")
@@ -536,8 +533,21 @@ def decode(body: bytes, schema: int = SCHEMA) -> Event:
     try:
         event: Event = _decoder.decode(body if schema == SCHEMA else upgrade(body, schema))
     except (msgspec.MsgspecError, UnicodeDecodeError) as err:
+        if _is_removed(body):
+            return Ignored()
         raise JournalForeign(f"the journal holds an event that cannot be read ({err})") from err
     return event
+
+
+def _is_removed(body: bytes) -> bool:
+    try:
+        return msgspec.json.decode(body, type=_Kind).kind in REMOVED
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return False
+
+
+class _Kind(Struct):
+    kind: str
 
 
 def decode_array(bodies: bytes) -> list[Event] | None:

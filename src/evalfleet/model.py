@@ -225,9 +225,7 @@ class Offer(Struct, frozen=True, omit_defaults=True):
     sweep_s: float = 0.0
     """For how long after the expiry a budget pays `idle_usd_per_hour`."""
     linger_s: float = 0.0
-    """How long its service may keep, and bill, the node of a machine that is gone, for the next one."""
-    nodes_stay: bool = False
-    """It does so also after a run's last machine: the nodes are the user's own cluster's or pool's."""
+    """Seconds for which its service may bill the idle node of a machine that is gone. All are counted."""
     least_life_s: float = 0.0
     """The place cannot be told to end a machine sooner."""
     priced: str = ""

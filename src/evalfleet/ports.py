@@ -16,7 +16,6 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
-    Collection,
     Iterable,
     Mapping,
     Sequence,
@@ -475,13 +474,6 @@ class Preflight(Protocol):
         """Key of a spot offer -> how likely its cloud says that so many machines are had, and stay: high,
         medium or low. It is bounded in time, and raises nothing: what nobody tells is left out."""
         return {}
-
-    async def kept_nodes(self, machines: Sequence[tuple[MachineId, Offer]]) -> Collection[str]:
-        """Nodes that its service keeps, without work, where it had such machines. Raises PlaceError.
-
-        It is asked for offers with `linger_s` only.
-        """
-        return ()
 
     async def try_out(self, needs: Needs) -> Sequence[Check]:
         """What only a machine can tell, where one can be had for seconds and nothing. Raises nothing."""

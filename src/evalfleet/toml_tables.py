@@ -128,6 +128,8 @@ def _check_keys(raw: Any, type_: Any, where: str, prefix: str) -> None:
         if key in fields:
             for option in _options(fields[key]):
                 _check_keys(value, option, where, f"{prefix}{key}.")
+        elif (instead := getattr(type_, "REMOVED", {}).get(key)) is not None:
+            raise RequestError(f"{where}: key {f'{prefix}{key}'!r} was removed; {instead}")
         elif type_.__struct_config__.forbid_unknown_fields:
             raise RequestError(f"{where}: key {f'{prefix}{key}'!r} is unknown; {hint(str(key), fields)}")
 

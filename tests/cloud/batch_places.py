@@ -16,7 +16,6 @@ from tests.cloud.places import SETTLE_S
 
 HOME = "abc123def456"
 SIZE = "Standard_D4s_v5"
-IDENTITY = "/subscriptions/s/resourceGroups/g/providers/Microsoft.ManagedIdentity/userAssignedIdentities/i"
 QUICK = (0.0, 0.02)
 FAST = Timing(QUICK, QUICK, QUICK)
 

@@ -31,15 +31,11 @@ from evalfleet.places.azure_batch.registry import registry_login
 from evalfleet.places.azure_batch.template import NO_IMAGE, NO_PULL, JobBuild, job_body
 from evalfleet.ports import PlaceContext
 from standins.azure_batch import Failed, StandIn, Throttled, Timing
-from standins.azure_batch.formula import evaluated
 from standins.azure_batch.nodes import PaperRun
-from standins.azure_batch.service import Pool
 from tests.cloud.batch_places import (
     FAST,
     HOME,
-    IDENTITY,
     QUICK,
-    SIZE,
     examine,
     machine_id,
     offer,
@@ -73,20 +69,18 @@ def ended_alone(batch: StandIn) -> bool:
     "more",
     [
         {},
-        {"pool": "mine"},
         {"images": ("docker.io/a/b:1",)},
         {"reach": "mailbox"},
         {"reach": "mailbox", "public_ip": False, "subnet": "/s"},
         {"reach": "mailbox", "container": "docker.io/a/b:1", "images": ("c",)},
         {"reach": "mailbox", "container": "r.azurecr.io/b:1", "registry_user": "r", "registry_password": "P"},
-        {"reach": "mailbox", "container": "r.azurecr.io/b:1", "pool": "p", "registry_identity": IDENTITY},
     ],
 )
 def test_what_is_sent_is_what_batch_knows(spot: bool, more: dict[str, Any]) -> None:
     models: Any = importlib.import_module("azure.batch.models")
     settings = AzureBatchSettings(account="a.eastus", ssh_from=("203.0.113.7/32",), **more)
     pilot = MailPilot((), {"EVALFLEET_MAILBOX": "{}"}) if "reach" in more else None
-    registry = registry_login(settings, Path(), {"P": "a password"})
+    registry = registry_login(settings, {"P": "a password"})
     build = JobBuild(ONE, "Standard_D4s_v5", spot, True, "key", LIFE_S, {"a": "b"}, pilot, registry)
     body = job_body(settings, build)
     _check(models.BatchJobCreateOptions, body, "job")
@@ -446,116 +440,6 @@ def test_a_name_that_is_taken_by_others_is_refused_and_what_is_theirs_stays(
     until(lambda: not batch.left(), "all is gone")
 
 
-def test_a_pool_of_the_users_is_used_and_left_as_it_was(batch: StandIn, tmp_path: Path) -> None:
-    """A node that nothing leads to is told at once: waiting would not open its port."""
-    body = {"vmSize": "Standard_D4s_v5", "virtualMachineConfiguration": {}, "targetDedicatedNodes": 2}
-    batch.do(lambda: batch.service.add_pool("mine", body))
-    batch.paper.contents["wd/host-key"] = b"ssh-ed25519 AAAA"
-
-    async def act(made: AzureBatchPlace) -> None:
-        await made.create(ONE, offer(), LIFE_S)
-        assert (await seen(made, "pending")).start
-        assert "no inbound NAT for port 22" in (await seen(made, "gone")).detail
-        await made.delete(ONE)
-
-    play(batch, tmp_path, act, pool="mine")
-    until(lambda: batch.left() == ["mine"], "the job is gone, and the pool is there")
-    nodes = batch.do(lambda: [node.state for node in batch.service.pools["mine"].nodes.values()])
-    assert nodes == ["idle", "idle"]
-    found = examine(batch, tmp_path, pool="mine")["pool"]
-    assert (found.verdict, "NAT" in found.found) == ("bad", True)
-
-
-def users_pool(batch: StandIn, **more: Any) -> Pool:
-    body = {"vmSize": SIZE, "virtualMachineConfiguration": {}, **more}
-    made = batch.do(lambda: batch.service.add_pool("mine", body))
-    until(lambda: not made.resizing, "the pool is steady")
-    return made
-
-
-def test_a_pool_of_yours_that_rests_at_zero_is_raised_and_goes_back_and_others_lose_nothing(
-    batch: StandIn, tmp_path: Path
-) -> None:
-    """Somebody else's task takes a node of it meanwhile: it stays for as long as that task needs it."""
-    pool = users_pool(batch)
-
-    def tasks(job: str) -> list[str]:
-        return [task.state for task in batch.job(job).tasks.values()]
-
-    async def act(made: AzureBatchPlace) -> None:
-        async def count(many: int) -> bool:
-            await made.list("run")
-            await asyncio.to_thread(batch.jump, 31.0)  # Batch takes no two formulas within 30 s
-            return len(pool.nodes) == many and not pool.resizing
-
-        for n in (1, 2):
-            await made.create(machine_id(n), offer(), LIFE_S)
-        await until_async(lambda: count(2), "the pool has a node for each machine")
-        until(lambda: tasks(machine_id(1)) == tasks(machine_id(2)) == ["running"], "both run")
-        job = batch.do(lambda: batch.service.add_job("theirs", {"poolInfo": {"poolId": "mine"}}))
-        batch.do(lambda: batch.service.add_task(job, "t", {"id": "t", "commandLine": "true"}))
-        ours = [(machine_id(n), offer()) for n in (1, 2)]
-        assert not await made.kept_nodes(ours), "both nodes are at work"
-        await made.delete(machine_id(1))
-        until(lambda: tasks("theirs") == ["running"], "their task has the node that was ours")
-        assert not await made.kept_nodes(ours), "what others use is not counted as ours"
-        await made.delete(machine_id(2))
-        assert len(await made.kept_nodes(ours)) == 1, "the other one waits, and is billed"
-        await until_async(lambda: count(1), "our nodes are gone, and theirs is there")
-        assert not await made.kept_nodes(ours)
-        assert await made.list("run") == ()
-        assert tasks("theirs") == ["running"]
-        batch.do(lambda: next(run for at, run in batch.paper.runs.items() if "theirs" in at).end(0))
-        await until_async(lambda: count(0), "the pool is at zero")
-
-        async def at_rest() -> bool:
-            await made.list("run")
-            return not pool.formula
-
-        await until_async(at_rest, "the pool is as it was")
-
-    play(batch, tmp_path, act, pool="mine")
-    until(lambda: batch.left() == ["mine", "theirs"], lambda: f"{batch.left()}")
-    assert pool.targets == {False: 0, True: 0}
-
-
-def test_a_raised_pool_of_yours_goes_back_to_zero_also_if_nobody_comes_back(
-    batch: StandIn, tmp_path: Path
-) -> None:
-    pool = users_pool(batch)
-
-    async def make(made: AzureBatchPlace) -> None:
-        await made.create(ONE, offer(spot=True), LIFE_S)
-        assert (await seen(made, "pending")).start
-        assert pool.targets == {False: 0, True: 1}
-
-    play(batch, tmp_path, make, pool="mine", spot=True)
-    batch.jump(4 * LIFE_S)
-    until(lambda: not batch.meters.running(), "its node is gone")
-    assert batch.meters.seconds("vm", batch.clock.now()) < LIFE_S + 60 + 300 + 10, "at the next evaluation"
-
-    async def reap(stranger: AzureBatchPlace) -> None:
-        for each in await stranger.belongings():
-            await stranger.reap(each)
-
-    play(batch, tmp_path / "stranger", reap, home_id="ffffffffffff", pool="mine")
-    until(lambda: batch.left() == ["mine"], lambda: f"{batch.left()}")
-    assert not pool.formula or evaluated(pool.formula, 0.0, 9) == {False: 0, True: 0}
-
-
-def test_a_pool_of_yours_that_cannot_be_raised_says_so(batch: StandIn, tmp_path: Path) -> None:
-    users_pool(batch)
-    batch.service.quota["dedicated"] = 0
-
-    async def act(made: AzureBatchPlace) -> None:
-        await made.create(ONE, offer(), LIFE_S)
-        assert "ask for more dedicated cores" in (await seen(made, "gone")).detail
-        await made.delete(ONE)
-
-    play(batch, tmp_path, act, pool="mine")
-    until(lambda: batch.left() == ["mine"], "the job is gone")
-
-
 # -- before money is spent -------------------------------------------------------------------------
 
 
@@ -582,7 +466,6 @@ def test_doctor_looks_at_account_image_network_quotas_and_storage(batch: StandIn
         ({"image": "canonical:ubuntuserver:18.04-lts:latest"}, "image", "supported-images"),
         ({"node_agent": "batch.node.ubuntu 22.04"}, "image", "batch.node.ubuntu 24.04"),
         ({"region": "westus2"}, "region", "standin.eastus"),
-        ({"pool": "mine"}, "pool", "az batch pool list"),
         ({"subscription": "0000"}, "quota", "check `subscription`"),
     ],
 )
@@ -621,15 +504,11 @@ def test_doctor_tells_who_may_not_use_the_account(batch: StandIn, tmp_path: Path
         ({"storage": "A-B"}, "3 to 24 small letters"),
         ({"storage_endpoint": "http://x"}, "must begin with https://"),
         ({"public_ip": False, "jump": "me@gate"}, "needs `subnet`"),
-        ({"pool": "mine", "images": ("a",)}, "the pool itself says"),
         ({"sizes": ("Standard_ND96",)}, "prices = { Standard_ND96 = 0.5 }"),
         ({"name": "x"}, "must have {machine} in it"),
         ({"registry_user": "a"}, "`registry_user` with `registry_password`"),
         ({"registry_user": "a", "registry_password": "not a name!"}, "the name of a variable, never"),
         ({"registry_user": "a", "registry_password": "P"}, "needs `container`"),
-        ({"registry_identity": IDENTITY}, "needs `pool`"),
-        ({"registry_identity": "me", "pool": "p"}, "must be the id of an identity"),
-        ({"registry_user": "a", "registry_password": "P", "registry_password_file": "f"}, "not both"),
         ({"ca": "nowhere.pem"}, "is no file"),
     ],
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,7 +16,7 @@ from evalfleet.places.azure_batch import AzureBatchPlace
 from evalfleet.testing import ChannelContract, Harness, PlaceContract
 from standins.azure_batch import Failed, ProcessNodes, StandIn
 from standins.azure_ml import Processes
-from tests.cloud.batch_places import FAST, HOME, IDENTITY, SIZE, examine, machine_id, offer, place, play
+from tests.cloud.batch_places import FAST, HOME, SIZE, examine, machine_id, offer, place, play
 from tests.cloud.mail_desk import MailHarness, evicted_once, killed_and_resumed, mail_desk, nothing_left, seen
 from tests.desk import Desk, Process
 from tests.waiting import slowness, until, until_async
@@ -227,18 +226,6 @@ def test_a_run_without_quota_stops_at_once_and_says_where_to_ask(
     nothing_left(account)
 
 
-def test_a_run_raises_a_pool_of_yours_and_leaves_it_at_zero(account: StandIn, tmp_path: Path) -> None:
-    account.service.scaled_s = 1.0
-    body = {"vmSize": SIZE, "virtualMachineConfiguration": {}}
-    pool = account.do(lambda: account.service.add_pool("mine", body))
-    done = desk(account, tmp_path, 3, pool="mine")("run", "b.toml", "--on", "batch", "--workers", "2")
-    assert done.code == 0, done
-    until(lambda: not account.meters.running(), "a node costs money still")
-    assert account.left() == ["mine"]
-    assert pool.targets == {False: 0, True: 0}
-    assert max(span.seconds(account.clock.now()) for span in account.meters.spans) > 0
-
-
 @pytest.mark.nightly
 def test_a_container_that_batch_runs_anew_costs_no_score_and_gives_no_second_one(
     account: StandIn, tmp_path: Path
@@ -365,7 +352,7 @@ def test_a_private_registry_takes_the_password_which_nobody_else_sees(batch: Sta
         await made.delete(ONE)
 
     (tmp_path / "password").write_text(f"{SECRET}\n")
-    play(batch, tmp_path, act, **PRIVATE, registry_password_file="password")
+    play(batch, tmp_path, act, **PRIVATE, registry_password="ACR_PASSWORD")
     until(lambda: not batch.left(), lambda: f"{batch.left()}")
 
 
@@ -398,28 +385,6 @@ def test_a_password_that_is_wrong_or_missing_ends_the_place_in_one_line(
     until(lambda: not batch.left(), lambda: f"{batch.left()}")
 
 
-@pytest.mark.parametrize("identity", [IDENTITY, f"{IDENTITY}-of-others"])
-def test_a_pool_of_yours_pulls_by_its_identity(batch: StandIn, tmp_path: Path, identity: str) -> None:
-    batch.service.registries["evals.azurecr.io"] = {"identityReference": {"resourceId": IDENTITY}}
-    machine = {"containerConfiguration": {"type": "dockerCompatible"}}
-    body = {"vmSize": SIZE, "virtualMachineConfiguration": machine, "targetDedicatedNodes": 1}
-    batch.do(lambda: batch.service.add_pool("mine", body))
-
-    async def act(made: AzureBatchPlace) -> None:
-        await made.create(ONE, offer(), LIFE_S)
-        if identity == IDENTITY:
-            assert await until_async(lambda: _run(batch), "the container runs")
-        else:
-            assert "unauthorized" in (await seen(made, "gone")).detail
-            with pytest.raises(PlaceError, match="check its name"):
-                await made.create(machine_id(2), offer(), LIFE_S)
-        await made.delete(ONE)
-
-    more = {**MAIL, "container": PRIVATE["container"], "pool": "mine", "registry_identity": identity}
-    play(batch, tmp_path, act, **more)
-    until(lambda: batch.left() == ["mine"], lambda: f"{batch.left()}")
-
-
 # -- before money is spent -------------------------------------------------------------------------------
 
 
@@ -431,40 +396,14 @@ def test_a_pool_of_yours_pulls_by_its_identity(batch: StandIn, tmp_path: Path, i
         ({"container": "a/b:1"}, "image", "good", "ubuntu-hpc"),
         ({"container": "a/b:1", "image": "canonical:0001-com-ubuntu-server-jammy:22_04-lts:latest",
           "node_agent": "batch.node.ubuntu 22.04"}, "image", "warn", "microsoft-dsvm:ubuntu-hpc:2404"),
-        ({"pool": "plain", "container": "a/b:1"}, "pool", "bad", "leave `container` out"),
-        ({"pool": "contained"}, "pool", "bad", "set `container`"),
-        ({"pool": "contained", "container": "a/b:1"}, "pool", "good", "at zero but for the nodes"),
-        ({"pool": "standing"}, "pool", "warn", "resize it to zero"),
-        ({"pool": "plain", "sizes": ("Standard_D8s_v5",)}, "pool", "bad", 'set sizes = ["Standard_D4s_v5"]'),
-        ({"pool": "theirs"}, "pool", "bad", "Batch has made it for the machine run-1"),
-        ({"pool": "nowhere"}, "pool", "bad", "`az batch pool list` shows"),
     ],
 )  # fmt: skip
 def test_doctor_looks_at_what_mailboxes_and_containers_need(
     batch: StandIn, tmp_path: Path, more: dict[str, Any], name: str, verdict: str, told: str
 ) -> None:
-    def add(pool: str, **machine: Any) -> None:
-        body: dict[str, Any] = {"vmSize": "Standard_D4s_v5", "virtualMachineConfiguration": machine}
-        body["targetDedicatedNodes"] = int(pool == "standing")
-        if pool == "theirs":
-            body["metadata"] = [{"name": "evalfleet-machine", "value": "run-1"}]
-        batch.do(lambda: batch.service.add_pool(pool, body))
-
-    for pool in ("plain", "standing", "theirs"):
-        add(pool)
-    add("contained", containerConfiguration={"type": "dockerCompatible"})
     found = examine(batch, tmp_path, **{**MAIL, **more})[name]
     assert found.verdict == verdict, found
     assert told in found.found + found.remedy
-    if (name, verdict) == ("pool", "bad"):
-
-        async def act(made: AzureBatchPlace) -> None:
-            with pytest.raises(PlaceError, match=re.escape(found.remedy)) as refused:
-                await made.doubts(60.0)
-            assert (refused.value.transient, refused.value.scope) == (False, "place")
-            assert "\n" not in str(refused.value)
-
-        play(batch, tmp_path, act, **{**MAIL, **more})  # a run is refused before anything is made
 
 
 @pytest.mark.parametrize(

@@ -44,14 +44,6 @@ def no_rights(batch: StandIn) -> None:
     batch.storage.roles.clear()
 
 
-def has_pool(batch: StandIn) -> None:
-    """A pool of another size, and one that was made for somebody else's machine."""
-    body = {"vmSize": "Standard_D8s_v5", "virtualMachineConfiguration": {}}
-    theirs = {**body, "metadata": [{"name": "evalfleet-machine", "value": "run-1"}]}
-    batch.do(lambda: batch.service.add_pool("mine", body))
-    batch.do(lambda: batch.service.add_pool("theirs", theirs))
-
-
 def test_an_image_of_nodes_that_batch_does_not_have_any_more_ends_the_place_with_the_remedy(
     batch: StandIn, tmp_path: Path
 ) -> None:
@@ -73,13 +65,7 @@ def test_an_image_of_nodes_that_batch_does_not_have_any_more_ends_the_place_with
         ({"scope": "https://batch.core.windows.net/.default"}, nothing, WRONG_TOKEN),
         ({}, no_storage, "the Batch account standin has no storage account of its own (StorageMissing); set"),
         ({}, no_rights, "the login needs the roles Storage Blob Data Contributor and Storage Blob Delegator"),
-        ({"pool": "mine"}, has_pool, 'its nodes are Standard_D8s_v5; set sizes = ["Standard_D8s_v5"]'),
-        (
-            {"pool": "theirs"},
-            has_pool,
-            "Batch has made it for the machine run-1, with which it goes; name",
-        ),
-        ({"pool": "other"}, has_pool, "the account has no pool other; `az batch pool list` shows"),
+        ({"pool": "mine"}, nothing, "was removed; each machine gets a pool of its own"),
         ({"reach": "ssh", "public_ip": False, "subnet": SUBNET}, nothing, 'set reach = "mailbox", by which'),
     ],
     ids=[
@@ -88,9 +74,7 @@ def test_an_image_of_nodes_that_batch_does_not_have_any_more_ends_the_place_with
         "scope",
         "storage",
         "rights",
-        "size",
-        "owner",
-        "no pool",
+        "pool",
         "private network",
     ],
 )

@@ -332,7 +332,8 @@ def test_the_vendors_own_clients_find_the_meter(fleet: Fleet, models: Served) ->
         # as LiteLLM makes a Gemini URL out of its variable
         "import httpx\n"
         "url = os.environ['GEMINI_API_BASE'] + '/models/any:generateContent'\n"
-        "httpx.post(url, headers={'x-goog-api-key': os.environ['GEMINI_API_KEY']}, json={}).raise_for_status()\n"
+        "key = {'x-goog-api-key': os.environ['GEMINI_API_KEY']}\n"
+        "httpx.post(url, headers=key, json={}).raise_for_status()\n"
         f"openai.AzureOpenAI(api_version='2024-10-21').chat.completions.create(model='any', messages={ask})\n"
         "score(1)"
     )

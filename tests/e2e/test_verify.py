@@ -111,7 +111,8 @@ def test_a_flipped_bit_is_damage_also_where_checksums_are_not_compared(tmp_path:
     damage(
         tmp_path,
         "PRAGMA writable_schema = ON;"
-        "UPDATE sqlite_schema SET sql = replace(sql, 'CREATE', 'CRE' || CAST(x'A0' AS TEXT)) WHERE name = 'request'",
+        "UPDATE sqlite_schema SET sql = replace(sql, 'CREATE', 'CRE' || CAST(x'A0' AS TEXT)) "
+        "WHERE name = 'request'",
     )
     with pytest.raises(JournalForeign, match="is damaged"):
         Store.open(tmp_path)

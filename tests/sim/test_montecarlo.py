@@ -7,7 +7,6 @@ import random
 from typing import Any
 
 import pytest
-from msgspec import structs
 
 from evalfleet.engine import Tempo
 from evalfleet.model import Limits, Offer, Plan, ScheduleName, Task, TaskId
@@ -86,46 +85,6 @@ def test_a_drawn_run_takes_and_costs_what_the_engines_own_does(
     assert drawn.seconds == pytest.approx(last_result_s(engine.state), abs=1.0)
     assert drawn.machines_usd == pytest.approx(engine.state.closed_usd, abs=0.002)
     assert (drawn.attempts, drawn.machines) == (len(engine.state.attempts), len(engine.state.machines))
-
-
-@pytest.mark.parametrize(
-    ("linger_s", "stay", "idle_s"),
-    [
-        (0.0, False, 0.0),
-        (200.0, False, 200.0 + 100.0),  # the first one's is given back, the second one's goes with the last
-        (1000.0, False, 900.0 + 100.0),
-        (200.0, True, 3 * 200.0),
-    ],
-)
-def test_nodes_that_a_service_keeps_for_nobody_are_paid(linger_s: float, stay: bool, idle_s: float) -> None:
-    """Three machines with a task each, of 100, 900 and 1,000 seconds."""
-    seconds = (100.0, 900.0, 1000.0)
-    offer = Offer(
-        "ml",
-        "D4",
-        usd_per_hour=3600.0,
-        idle_usd_per_hour=3600.0,
-        queues=True,
-        linger_s=linger_s,
-        nodes_stay=stay,
-    )
-    plan = planned(offer, canary=0)
-    drawn = draw_run(plan, tasks(seconds), (offer,), Given(seconds, boot_s=50.0))
-    assert drawn.machines == 3
-    assert drawn.machines_usd == pytest.approx(sum(seconds) + 3 * 50.0 + idle_s, abs=3.5)  # by begun seconds
-
-
-def test_the_next_machine_gets_a_node_that_was_kept_and_nobody_pays_it_twice() -> None:
-    """Attempts that break on spot machines are tried again; whatever comes of it, no second is paid twice."""
-    seconds, offer = (
-        lengths(40),
-        Offer("ml", "D4", usd_per_hour=3600.0, idle_usd_per_hour=3600.0, queues=True, spot=True),
-    )
-    plain = draw_run(planned(offer, canary=0), tasks(seconds), (offer,), Given(seconds, 50.0, 600.0))
-    kept = structs.replace(offer, linger_s=300.0)
-    paid = draw_run(planned(offer, canary=0), tasks(seconds), (kept,), Given(seconds, 50.0, 600.0))
-    assert (paid.seconds, paid.machines, paid.evictions) == (plain.seconds, plain.machines, plain.evictions)
-    assert plain.machines_usd < paid.machines_usd < plain.machines_usd + paid.machines * 300.0
 
 
 def test_what_is_evicted_or_breaks_is_run_again_and_paid() -> None:

@@ -59,8 +59,7 @@ EVENTS: tuple[Event, ...] = (
     ev.MachineDeleteRefused(M, "locked"),
     ev.MachineDeleted(M, 7),
     ev.MachineDeleted(M, 7, 1.5),
-    ev.MachineDeleted(M, 7, keeps_node=True),
-    ev.NodeReleased(M, 9, "scaled down"),
+    ev.MachineDeleted(M, 7),
     ev.AttemptStarted(A, T, M),
     ev.AttemptStarted(A, T, M, Allowance(0.5, 1000)),
     ev.AllowanceWanted(A, Metered(0.5, 3, tokens={"in": 7}, models={"m": ModelUse(3, 0.5, 0, {"in": 7})})),
@@ -136,3 +135,12 @@ def test_upgrades_are_a_chain_over_the_kinds_that_changed() -> None:
     assert decode(upgrade(oldest, 1, 4, chain)) == ev.MachineUp(MachineId("m"), "10.0.0.1")
     assert decode(upgrade(b'{"kind": "MachineUp", "machine": "m"}', 3, 4, chain)).address == "10.0.0.1"  # type: ignore[union-attr]
     assert decode(upgrade(encode(EVENTS[-1]), 1, 4, chain)) == EVENTS[-1], "what did not change stays"
+
+
+def test_an_event_of_a_removed_feature_is_read_and_changes_nothing() -> None:
+    assert (
+        ev.decode(b'{"kind":"NodeReleased","machine":"m","released_at":9,"why":"scaled down"}')
+        == ev.Ignored()
+    )
+    with pytest.raises(JournalForeign):
+        ev.decode(b'{"kind":"NeverWritten"}')

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
@@ -34,7 +34,6 @@ from evalfleet.events import (
     MachineStopped,
     MachineUnreachable,
     MachineUp,
-    NodeReleased,
 )
 from evalfleet.model import (
     AttemptId,
@@ -407,9 +406,8 @@ async def offers_by_kind(
 
 
 async def survey(tools: Tools, place: Place) -> None:
-    """Report machines that their place shows as ended, or no more, and nodes that it does not keep."""
+    """Report machines that their place shows as ended, or no more."""
     state = tools.state
-    await _survey_nodes(tools, place)
     known = [m for i in state.undeleted if (m := state.machines[i]).offer.place == place.name]
     watched = [m for m in known if m.phase in ("up", "ready")]
     if not watched:
@@ -422,38 +420,6 @@ async def survey(tools: Tools, place: Place) -> None:
         found = seen.get(machine.id)
         if found is None or found.phase not in ("pending", "up") or found.start != machine.start:
             report_gone(tools, machine, found)
-
-
-async def _survey_nodes(tools: Tools, place: Place) -> None:
-    """Report nodes of machines that are gone once their service does not keep them for the next one."""
-    state, now = tools.state, tools.clock.now()
-    waiting = [m for i in state.lingering if (m := state.machines[i]).offer.place == place.name]
-    if not waiting:
-        return
-    kept: Collection[str] | None = None
-    with suppress(PlaceError, OSError):  # no answer is no news
-        kept = await _kept_nodes(place, waiting)
-    for machine in waiting:
-        if machine.idle_until is not None and machine.idle_until <= now:
-            tools.report(NodeReleased(machine.id, machine.idle_until, "no node is kept for longer"))
-        elif kept is not None and machine.node not in kept:
-            tools.report(NodeReleased(machine.id, now, "its place gave it back, or to somebody else"))
-
-
-async def _kept_nodes(place: Place, machines: Sequence[MachineState]) -> Collection[str]:
-    if not isinstance(place, Preflight):
-        return ()
-    return await place.kept_nodes([(machine.id, machine.offer) for machine in machines])
-
-
-async def _keeps_node(tools: Tools, machine: MachineState) -> bool:
-    """Does its service keep, and bill, the node of this machine, which is gone?"""
-    if not machine.offer.linger_s or not machine.node:
-        return False
-    try:
-        return machine.node in await _kept_nodes(tools.place_of(machine), [machine])
-    except (PlaceError, OSError):
-        return True  # nobody can tell; it is counted until somebody does
 
 
 def report_gone(tools: Tools, machine: MachineState, seen: Machine | None) -> None:
@@ -516,10 +482,7 @@ async def tear_down(tools: Tools, machine: MachineState) -> None:
             break
     gone_at = gone_at or tools.clock.now()
     unseen_s = None if queued_at is None else seconds_between(queued_at, gone_at)
-    keeps_node = await _keeps_node(tools, machine)
-    if machine.offer.linger_s:  # with a run's last machine, other nodes of its cluster may go
-        await _survey_nodes(tools, place)
-    tools.report(MachineDeleted(machine.id, gone_at, unseen_s, keeps_node))
+    tools.report(MachineDeleted(machine.id, gone_at, unseen_s))
 
 
 async def _delete(tools: Tools, place: Place, machine: MachineState) -> str:

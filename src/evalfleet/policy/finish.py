@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from evalfleet.events import Event, MachineCondemned, NodeReleased, RunEnded
+from evalfleet.events import Event, MachineCondemned, RunEnded
 from evalfleet.model import MachineId, Micros, Offer, RunStatus
 from evalfleet.state import RunState
 
@@ -29,14 +29,7 @@ def finish(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]
         return [MachineCondemned(machine, "the run is over") for machine in leaving]
     if state.undeleted or state.uncollected or grading_is_due(state):
         return []
-    return [*_counted_ahead(state), RunEnded(_status(state))]
-
-
-def _counted_ahead(state: RunState) -> list[NodeReleased]:
-    """Nodes that stay when the run is over, on a cluster of the user's, are counted as long as they may."""
-    ends = [(machine, state.machines[machine].idle_until) for machine in state.lingering]
-    why = "the run is over; it is counted for as long as it may be kept"
-    return [NodeReleased(machine, end, why) for machine, end in ends if end is not None]
+    return [RunEnded(_status(state))]
 
 
 def grading_is_due(state: RunState) -> bool:

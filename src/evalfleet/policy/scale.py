@@ -270,7 +270,7 @@ def _out_of_time(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[
 
 def _out_of_money(state: RunState, offer: Offer) -> list[Event]:
     """Stop once no machine is left, nor a node of one, whose end could free some of the budget."""
-    if state.limits.budget_usd is None or state.undeleted or state.lingering:
+    if state.limits.budget_usd is None or state.undeleted:
         return []
     detail = f"the budget of ${state.limits.budget_usd:g} does not pay another machine"
     if offer.least_life_s:

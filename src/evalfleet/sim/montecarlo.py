@@ -26,7 +26,6 @@ from evalfleet.events import (
     MachineQueued,
     MachineReady,
     MachineUp,
-    NodeReleased,
     RunPlanned,
     TasksPlanned,
 )
@@ -66,7 +65,6 @@ from .loop import EPOCH
 
 SCORED = Scored(1.0, True)
 BROKEN = Broken(Cause.RESULT)
-NODE_GOES = "its service gives it back"
 LINGER: Micros = SECOND // 20
 """So long artefacts that have come home wait for other news to share a turn with, as in the engine. What
 nothing waits for shares the next turn, whenever that comes: in one of its own nothing would be decided."""
@@ -222,8 +220,7 @@ class _DrawnRun:
         if offer.queues:
             queue_s = self._fate.queue_s(offer)
             self._later(0.0, MachineQueued(machine))
-            node = self._node_for(machine, offer)
-            self._later(queue_s, MachineAllocated(machine, after(self._now, queue_s), node=node))
+            self._later(queue_s, MachineAllocated(machine, after(self._now, queue_s)))
         ready_s = queue_s + self._fate.machine_s(offer)
         self._later(ready_s, MachineUp(machine))
         self._later(ready_s, MachineReady(machine))
@@ -232,37 +229,8 @@ class _DrawnRun:
                 queue_s + evicted_s, MachineCondemned(machine, "the place took it back", Cause.EVICTED)
             )
 
-    def _node_for(self, machine: MachineId, offer: Offer) -> str:
-        """One that an earlier machine has left behind, if its service keeps such nodes, or a new one."""
-        if not offer.linger_s:
-            return ""
-        left = (self._state.machines[earlier] for earlier in self._state.lingering)
-        kept = (earlier.node for earlier in left if earlier.offer.key == offer.key)
-        node = next((node for node in kept if node not in self._taken), f"node of {machine}")
-        self._taken.add(node)
-        return node
-
     def _tear_down(self, machine: MachineId) -> None:
-        """Its service keeps its node for the next machine for a while; with the last one all nodes go, unless
-        they are the user's."""
-        state = self._state
-        known, offer = state.machines[machine], state.machines[machine].offer
-        self._taken.discard(known.node)
-        kept = bool(offer.linger_s and known.node) and known.cause is not Cause.EVICTED
-        if kept and not offer.nodes_stay and not self._has_others(offer):
-            kept = False
-            for earlier in state.lingering:
-                if state.machines[earlier].offer.key == offer.key:
-                    self._later(offer.settle_s, NodeReleased(earlier, self._now, NODE_GOES))
-        self._later(offer.settle_s, MachineDeleted(machine, self._now, keeps_node=kept))
-        if kept:
-            released_at = after(self._now, offer.linger_s)
-            self._later(offer.settle_s + offer.linger_s, NodeReleased(machine, released_at, NODE_GOES))
-
-    def _has_others(self, offer: Offer) -> bool:
-        """Is there a machine of this offer that works, or comes?"""
-        state = self._state
-        return any(state.machines[other].offer.key == offer.key for other in (*state.coming, *state.ready))
+        self._later(self._state.machines[machine].offer.settle_s, MachineDeleted(machine, self._now))
 
     def _later(self, seconds: float, event: Event) -> None:
         self._count += 1

@@ -46,7 +46,6 @@ from .machines import (
     machine_stopping,
     machine_unreachable,
     machine_up,
-    node_released,
 )
 from .nouns import MachinePhase, RunState, exceeds, is_ungraded
 from .run import (
@@ -147,8 +146,6 @@ def accepts(state: RunState, event: ev.Event) -> bool:
             return state.machines[machine].phase == "condemned" and (
                 state.machines[machine].delete_refused != detail
             )
-        case ev.NodeReleased(machine):
-            return machine in state.lingering
         case ev.MachineAllocated(machine):
             known = state.machines[machine]
             return known.unstarted and known.phase in ("requested", "queued", "condemned")
@@ -229,7 +226,6 @@ _APPLY: dict[type, Callable[[RunState, Micros, Any], None]] = {
     ev.MachineCondemned: machine_condemned,
     ev.MachineDeleteRefused: machine_delete_refused,
     ev.MachineDeleted: machine_deleted,
-    ev.NodeReleased: node_released,
     ev.AttemptStarted: attempt_started,
     ev.AllowanceWanted: allowance_wanted,
     ev.AllowanceGranted: allowance_granted,
@@ -246,6 +242,7 @@ _APPLY: dict[type, Callable[[RunState, Micros, Any], None]] = {
     ev.StopRequested: stop_requested,
     ev.RunSteered: run_steered,
     ev.RunEnded: run_ended,
+    ev.Ignored: lambda state, at, event: None,
 }
 
 _ORDINARILY: dict[type, Callable[[RunState, Micros, Any, Stirred], bool]] = {

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from msgspec import structs
 
 from evalfleet import events as ev
-from evalfleet.cost import billed_usd, idle_usd, reserved_usd
+from evalfleet.cost import billed_usd, lingering_usd, reserved_usd
 from evalfleet.errors import Scope
 from evalfleet.model import CAUSES, SECOND, Cause, Micros, Offer, after, seconds_between
 from evalfleet.names import spread
@@ -106,7 +106,6 @@ def machine_allocated(state: RunState, at: Micros, event: ev.MachineAllocated) -
     machine.expires_at = machine.lease_set = machine.billed_at + life
     machine.start, machine.node = event.start, event.node
     state.reserved_usd += _reservation(machine)
-    _take_node(state, machine)
     if machine.phase != "condemned":
         machine.phase, machine.detail = "allocated", ""
         _set_renewal(state, machine, at)
@@ -117,7 +116,6 @@ def machine_up(state: RunState, at: Micros, event: ev.MachineUp) -> None:
     machine = state.machines[event.machine]
     machine.phase, machine.up_at = "up", at
     machine.address, machine.node = event.address, event.node or machine.node
-    _take_node(state, machine)
     machine.name, machine.host_key = event.name or machine.name, event.host_key
     machine.timings, machine.setting_up = dict(event.timings), ("", "")
     # the place took it before it could know that it was drained
@@ -310,9 +308,12 @@ def _take_out(state: RunState, machine: MachineState) -> None:
 def _close_account(state: RunState, machine: MachineState, end: Micros) -> None:
     """What it has cost since it was asked for or stopped is paid, and nothing more is reserved for it."""
     state.reserved_usd -= _reservation(machine)
-    paid = machine.open_usd(end)
-    machine.closed_usd += paid
-    state.closed_usd += paid
+    _pay(state, machine, machine.open_usd(end))
+
+
+def _pay(state: RunState, machine: MachineState, usd: float) -> None:
+    machine.closed_usd += usd
+    state.closed_usd += usd
 
 
 def machine_lease_set(state: RunState, at: Micros, event: ev.MachineLeaseSet) -> None:
@@ -378,60 +379,12 @@ def machine_deleted(state: RunState, at: Micros, event: ev.MachineDeleted) -> No
         machine.gone_at = min(machine.gone_at, machine.ends_at)
     state.undeleted.pop(event.machine, None)
     _close_account(state, machine, machine.gone_at)
+    if not machine.unstarted:
+        _pay(state, machine, lingering_usd(machine.offer))
     machine.phase, machine.delete_refused = "deleted", ""
-    _leave_node(state, machine, is_kept=event.keeps_node)
-    _settle_reserved(state)
-    state.touched_machines[event.machine] = None
-
-
-def _settle_reserved(state: RunState) -> None:
-    if not state.undeleted and not state.lingering:
+    if not state.undeleted:
         state.reserved_usd = 0.0  # sums of floats drift; nothing reserved is exactly nothing
-
-
-def _take_node(state: RunState, machine: MachineState) -> None:
-    """A node that an earlier machine had was kept for this one: until then it is the earlier one's."""
-    if not machine.offer.linger_s or not machine.node:
-        return
-    key = f"{machine.offer.place}/{machine.node}"
-    earlier = state.node_users.get(key)
-    state.node_users[key] = machine.id
-    if earlier is None or earlier == machine.id:
-        return
-    before = state.machines[earlier]
-    if before.phase == "deleted" and before.idled_until is None:
-        _pay_idle(state, before, machine.billed_at)
-
-
-def _leave_node(state: RunState, machine: MachineState, *, is_kept: bool) -> None:
-    if machine.unstarted or machine.gone_at is None or not machine.offer.linger_s or not machine.node:
-        return
-    user = state.node_users.get(f"{machine.offer.place}/{machine.node}", machine.id)
-    if user != machine.id:  # the next one has it by now
-        _pay_idle(state, machine, state.machines[user].billed_at)
-    elif is_kept:
-        machine.idle_until = after(machine.gone_at, machine.offer.linger_s)
-        state.lingering[machine.id] = None
-        state.reserved_usd += idle_usd(machine.offer, machine.gone_at, machine.idle_until)
-
-
-def _pay_idle(state: RunState, machine: MachineState, end: Micros) -> None:
-    """What its node cost after it was gone is paid, and nothing more is reserved for it."""
-    gone_at = machine.gone_at
-    assert gone_at is not None
-    last = after(gone_at, machine.offer.linger_s)
-    if machine.idle_until is not None:
-        state.reserved_usd -= idle_usd(machine.offer, gone_at, machine.idle_until)
-    machine.idle_until, machine.idled_until = None, max(gone_at, min(end, last))
-    state.lingering.pop(machine.id, None)
-    paid = idle_usd(machine.offer, gone_at, machine.idled_until)
-    machine.closed_usd += paid
-    state.closed_usd += paid
-    _settle_reserved(state)
-
-
-def node_released(state: RunState, at: Micros, event: ev.NodeReleased) -> None:
-    _pay_idle(state, state.machines[event.machine], event.released_at)
+    state.touched_machines[event.machine] = None
 
 
 def _pay_unseen(state: RunState, machine: MachineState, seconds: float) -> None:

@@ -134,8 +134,6 @@ class MachineState(Struct, eq=False):
     condemned_at: Micros | None = None
     stopped_at: Micros | None = None  # since when only what is left of it is billed: disk, address
     gone_at: Micros | None = None
-    idle_until: Micros | None = None  # its service keeps its node for the next one, at the latest until then
-    idled_until: Micros | None = None  # so long it did
     timings: dict[str, float] = {}
     prepared: str = ""  # the benchmark that a pool's machine was set up for
     set_up: dict[str, None] = {}  # what tasks that ran on it had it set up with for themselves
@@ -173,8 +171,6 @@ class MachineState(Struct, eq=False):
 
     def open_usd(self, now: Micros) -> float:
         """What it has cost by `now` that is not in `closed_usd`."""
-        if self.idle_until is not None and self.gone_at is not None:
-            return idle_usd(self.offer, self.gone_at, min(now, self.idle_until))
         if self.phase == "deleted" or self.unstarted:
             return 0.0
         if self.stopped_at is not None:
@@ -336,9 +332,6 @@ class RunState(Struct, eq=False):
     refusals: dict[str, Refusal] = {}
     circuits: dict[str, Circuit] = {}  # by place
     shaky: dict[str, None] = {}  # places about which something may be to decide
-
-    lingering: dict[MachineId, None] = {}  # those that are gone, and whose nodes are kept and billed
-    node_users: dict[str, MachineId] = {}  # by place and node, where such nodes are kept: who had it last
 
     # money: what deleted machines cost, and the most that the others can cost by their expiry
     closed_usd: float = 0.0

@@ -296,9 +296,6 @@ class MachineResult(TypedDict):
     ready_at: Time | None
     ended_at: Time | None
     uptime_seconds: float | None
-    node_idle_seconds: Annotated[
-        float | None, Meta(description="how long its service kept its node without work, and billed it")
-    ]
     cost_usd: float | None
     timings: Annotated[dict[str, float], Meta(description="step -> seconds")]
     mended_by: list[str]

@@ -193,29 +193,18 @@ def machine_end(machine: MachineState, now: Micros) -> Micros:
     return machine.billed_at if machine.unstarted else max(machine.billed_at, min(end, off))
 
 
-def node_idle_s(machine: MachineState, now: Micros) -> float | None:
-    """How long its service kept its node after it, for the next one; None where services do not do so."""
-    if not machine.offer.linger_s or machine.gone_at is None:
-        return None
-    end = machine.idled_until or min(now, machine.idle_until or machine.gone_at)
-    return round(seconds_between(machine.gone_at, end), 3)
-
-
 def machine_usd(machine: MachineState, now: Micros) -> float:
     return machine.closed_usd + machine.open_usd(now)
 
 
 def machines_usd(state: RunState, now: Micros) -> float:
     """What all machines of the run have cost until now."""
-    return state.closed_usd + sum(
-        state.machines[machine].open_usd(now) for machine in (*state.undeleted, *state.lingering)
-    )
+    return state.closed_usd + sum(state.machines[machine].open_usd(now) for machine in state.undeleted)
 
 
 def hourly_usd(state: RunState, now: Micros) -> float:
-    """What the machines that exist, and nodes that are kept for the next ones, cost an hour."""
-    there = (*state.undeleted, *state.lingering)
-    return sum((machine_hourly_usd(state.machines[machine], now) for machine in there), 0.0)
+    """Return what the machines that exist cost an hour."""
+    return sum((machine_hourly_usd(state.machines[machine], now) for machine in state.undeleted), 0.0)
 
 
 HOURS_A_MONTH = 730.0
@@ -229,10 +218,8 @@ def stopped_monthly_usd(state: RunState) -> float:
 
 def machine_hourly_usd(machine: MachineState, now: Micros) -> float:
     """One that is stopped, or has expired, costs what its disk and its address cost; in a queue, nothing."""
-    if machine.unstarted or (machine.idle_until is not None and machine.idle_until <= now):
+    if machine.unstarted:
         return 0.0
-    if machine.idle_until is not None:
-        return machine.offer.idle_usd_per_hour
     off = machine.stopped_at is not None or machine.ends_at <= now
     return machine.offer.idle_usd_per_hour if off else machine.offer.usd_per_hour
 

@@ -4,7 +4,6 @@
     place.py      all of the following as a Place, on what `places/vm` has for every machine that SSH leads to
     template.py   what is sent: a job that brings its own pool of one node, and its one task, the pilot
     pilot.py      the program of that task, on the node
-    own_pool.py   a pool of the user's that rests at zero: raised for machines, and lowered after them
     registry.py   the login to a private registry of container images
     storage.py    the account as the Resource Manager shows it, and the storage of its mailboxes
     service.py    the account as one look shows it: jobs, pools, nodes; and what their states mean

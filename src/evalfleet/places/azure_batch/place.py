@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import NoReturn
 
 from msgspec import structs
@@ -39,7 +39,6 @@ from evalfleet.places.vm.place import UNSEEN, VmPlace, check_installed
 from evalfleet.ports import Belonging, Channel, Check, Dialled, Fence, Image, Made, PlaceContext, Preflight
 
 from . import preflight
-from .own_pool import OwnPool
 from .registry import registry_login
 from .service import (
     CONTENT,
@@ -78,8 +77,6 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
     ) -> None:
         super().__init__(name, settings, account, context, ".azure_batch")
         self._settings, self._account, self._environ = settings, account, context.environ
-        self._base = context.base
-        """Where paths in the settings begin."""
         endpoint = ArmEndpoint("", account.endpoint, settings.scope or SCOPE, account.ca, CONTENT)
         self._arm = ArmClient(endpoint, context.environ)
         self._batch = BatchClient(self._arm)
@@ -92,9 +89,6 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
             lost_s = preflight.lost_s(settings)
             self._boxes = BlobMailboxes("batch", context, account.owner, opened, self._arm.now, lost_s)
         self._inventory = AccountInventory(self._batch, self._boxes, self._prefix, context.home_id)
-        self._own_pool = OwnPool(self._batch, settings.pool) if settings.pool else None
-        self._given_up: set[MachineId] = set()
-        """Those whose nodes the user's pool has not been told to give back yet."""
         self._looks = ServiceLooks(self._look, settings.poll_s)
         self._meetings: dict[MachineId, asyncio.Task[None]] = {}
         self._troubles: dict[MachineId, str] = {}
@@ -128,8 +122,6 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
     async def _look(self) -> Mapping[MachineId, Sighting]:
         """What is there; and what must be done for machines that have just started."""
         found = await self._inventory.look()
-        if self._own_pool is not None:
-            found = await self._in_users_pool(self._own_pool, found)
         fresh = [
             each for each in found.values() if each.state == "active" and each.start is None and each.node
         ]
@@ -140,17 +132,6 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
         for seen in found.values():
             self._attend(seen)
         return found
-
-    async def _in_users_pool(
-        self, own: OwnPool, found: Mapping[MachineId, Sighting]
-    ) -> Mapping[MachineId, Sighting]:
-        """The same machines, and those that were deleted until the pool is told to give their nodes back."""
-        before = frozenset(self._given_up)
-        pool, is_done = await own.keep()
-        if is_done:  # for those that were deleted before it was looked
-            self._given_up -= before
-        left = {machine: Sighting(machine, {}, has_box=True) for machine in self._given_up}
-        return {name: structs.replace(each, users_pool=pool) for name, each in {**left, **found}.items()}
 
     async def _mark(self, seen: Sighting) -> Sighting:
         """Write down with the job that it has started: of all that look, the first one's word counts."""
@@ -280,7 +261,7 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
     async def _submit(self, machine: MachineId, offer: Offer, expires_s: float) -> None:
         until = job_ends_at(self._arm.now(), self._settings.queue_s, expires_s)
         tags = tags_of(machine, self._home, self._owner, self._use, until, {})
-        pilot, registry = None, registry_login(self._settings, self._base, self._environ)
+        pilot, registry = None, registry_login(self._settings, self._environ)
         if self._boxes is not None:
             if await self._is_there(machine):
                 return  # its orders are not written again: they would be taken for a second start's
@@ -326,8 +307,6 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
         async with self._turn(machine):
             with as_refusal(self._named(machine)):
                 await self._batch.delete(f"jobs/{job_id(machine, self._settings.name)}")
-                if self._own_pool is not None:
-                    self._given_up.add(machine)
                 await self._delete_pools(await self._batch.pools(), machine, self._home)
             if self._boxes is not None:
                 await self._boxes.remove(machine)
@@ -340,11 +319,6 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
             tags = metadata_in(pool)
             if (tags.get(MACHINE), tags.get(HOME)) == (machine, home):
                 await self._batch.delete(f"pools/{pool['id']}")
-
-    async def kept_nodes(self, machines: Sequence[tuple[MachineId, Offer]]) -> Collection[str]:
-        """Of the user's pool, while its size is for us to say; nodes of its own are nobody's machine's."""
-        with as_refusal(UNSEEN):
-            return () if self._own_pool is None else await self._own_pool.idle_nodes()
 
     async def stop(self, machine: MachineId) -> None:
         raise PlaceError(
@@ -394,19 +368,12 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
         return tuple(preflight.outline(self._settings, self._account, machines))
 
     async def doubts(self, lasts_s: float) -> Sequence[str]:
-        registry_login(self._settings, self._base, self._environ)
+        registry_login(self._settings, self._environ)
         elsewhere = await preflight.region_check(self._settings, self._account, self._environ)
         if elsewhere is not None:
             why = f"place {self._name!r}: {elsewhere.found}; {elsewhere.remedy}"
             raise PlaceError(why, transient=False, scope="place")
-        doubts = await knock(self._arm, self._name, self._check)
-        if self._settings.pool:  # Batch would let jobs wait for one that is not there
-            with as_refusal(f"pool {self._settings.pool}"):
-                check = preflight.own_pool_check(self._settings, await self._batch.pool(self._settings.pool))
-            if check.verdict == "bad":
-                why = f"pool {self._settings.pool}: {check.found}; {check.remedy}"
-                raise PlaceError(why, transient=False, scope="place")
-        return doubts
+        return await knock(self._arm, self._name, self._check)
 
     async def _check(self) -> None:
         """Raises ArmFault if the account, or the storage of its mailboxes, does not let us in."""
@@ -417,8 +384,7 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
     async def examine(self, needs: Needs, workers: int = 1) -> Sequence[Check]:
         blobs = self._storage.blobs
         checks = preflight.BatchChecks(self._arm, blobs, self._environ, self._settings, self._account)
-        registry = preflight.registry_checks(self._settings, self._base, self._environ)
-        return [*await checks.all(await self.offers(needs), needs, workers), *registry]
+        return await checks.all(await self.offers(needs), needs, workers)
 
     async def belongings(self) -> Sequence[Belonging]:
         """What is evalfleet's in the account, of all homes: jobs, and pools that their jobs have left."""
@@ -438,8 +404,6 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
                     await (await self._storage.blobs()).delete_container(id)
                 else:
                     await self._batch.delete(f"{what}s/{id}")
-            if self._own_pool is not None:
-                await self._own_pool.keep()
 
     # -- images, which nodes do not become -----------------------------------------------------------
 

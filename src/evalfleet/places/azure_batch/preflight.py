@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 
 from evalfleet.channels.mailboxes import MAIL_SILENT_S
-from evalfleet.errors import PlaceError
 from evalfleet.model import MachineId, Needs, Offer
 from evalfleet.places.azure.answers import ArmFault
 from evalfleet.places.azure.arm import ArmClient
 from evalfleet.places.azure.blobs import BlobClient
-from evalfleet.places.azure.names import MACHINE
 from evalfleet.places.azure.prices import AzurePriceBook
 from evalfleet.places.azure.services import WHOSE, looked, node_offers, offer_checks, storage_checks
 from evalfleet.places.azure.sizes import VmSize, vcpus
-from evalfleet.places.vm.answers import Json, rows, table
+from evalfleet.places.vm.answers import Json, table
 from evalfleet.places.vm.preflight import clock_checks, machine_words, workers_checks
 from evalfleet.ports import Check, Made
 
-from .own_pool import EVALUATED_S, is_at_rest, is_raised
-from .registry import registry_login, registry_of
 from .service import VERSION
 from .settings import CONTAINER_IMAGE, AzureBatchSettings, BatchAccount, image_of
 from .storage import managed_account
-from .template import END_S, job_id, metadata_in
+from .template import END_S, job_id
 
 LOST_S = 600.0
 """A machine that is reached by a mailbox may be silent for so long, while others are heard."""
@@ -54,9 +49,7 @@ def offers_of(
             size.name,
             capacity=settings.max_vcpus // size.cpus if settings.max_vcpus else None,
             teardown_s=max(END_S, settings.teardown_s),
-            sweep_s=SWEEP_S + (EVALUATED_S if settings.pool else 0.0),
-            linger_s=SWEEP_S + EVALUATED_S if settings.pool else 0.0,
-            nodes_stay=bool(settings.pool),
+            sweep_s=SWEEP_S,
             start_s=start_s,
             boot_s=start_s + READY_S,
             silent_s=MAIL_SILENT_S if by_mail else 20.0,
@@ -81,10 +74,7 @@ def outline(
     for machine, offer in machines:
         words = machine_words(offer, f"{settings.disk_gb} GB system disk", public_ip=settings.public_ip)
         where = f"{account.name} in {account.region}"
-        if settings.pool:
-            yield Made("job", job_id(machine, settings.name), where, f"in your pool {settings.pool}")
-        else:
-            yield Made("job with a pool of one node", job_id(machine, settings.name), where, words)
+        yield Made("job with a pool of one node", job_id(machine, settings.name), where, words)
 
 
 # -- doctor --------------------------------------------------------------------------------------------
@@ -123,8 +113,6 @@ class BatchChecks:
         checks += offer_checks(offers, needs, self._account.region, billed)
         checks += await looked("image", self._image, must=False)
         settings = self._settings
-        if settings.pool:
-            checks += await looked("pool", self._own_pool, must=False)
         checks += self._network()
         if settings.reach == "mailbox":
             checks += await looked("storage", self._mail_storage, must=True)
@@ -134,8 +122,8 @@ class BatchChecks:
     async def _image(self) -> list[Check]:
         settings = self._settings
         image = image_of(settings)
-        if image.startswith("/") or settings.pool:
-            return [Check("image", "good", "of a gallery or of your pool: Batch does not list it")]
+        if image.startswith("/"):
+            return [Check("image", "good", "of a gallery: Batch does not list it")]
         agents: dict[str, str] = {}
         with_containers: set[str] = set()
         for each in await self._batch.all("/supportedimages", VERSION):
@@ -156,10 +144,6 @@ class BatchChecks:
             return [Check("image", "warn", told, f'image = "{CONTAINER_IMAGE}" does')]
         return [Check("image", "good", f"{image} with {settings.node_agent}")]
 
-    async def _own_pool(self) -> list[Check]:
-        pool = await self._batch.find(f"/pools/{self._settings.pool}", VERSION)
-        return [own_pool_check(self._settings, pool)]
-
     async def _mail_storage(self) -> list[Check]:
         return await storage_checks(await self._blobs())
 
@@ -173,7 +157,7 @@ class BatchChecks:
                 Check("network", "good", f"nodes have no public address; they are reached by {settings.jump}")
             ]
         first, last = settings.ports
-        who = ", ".join(settings.ssh_from) or "whoever your pool lets in"
+        who = ", ".join(settings.ssh_from)
         told = f"ports {first} to {last} of the public address lead to sshd, for {who}; nothing else"
         if {"*", "0.0.0.0/0"} & set(settings.ssh_from):
             return [Check("network", "warn", told, "name your own addresses in `ssh_from`")]
@@ -217,53 +201,6 @@ def _elsewhere(account: BatchAccount, shown: Json) -> Check | None:
         return None
     told = f"the Batch account {account.name} is in {region}, not in {account.region}"
     return Check("region", "bad", told, f'set account = "{account.name}.{region}"')
-
-
-def own_pool_check(settings: AzureBatchSettings, pool: Json | None) -> Check:
-    """Can machines be had in the pool that `pool` names?"""
-    if pool is None:
-        remedy = "`az batch pool list` shows those that there are; without `pool` each machine has its own"
-        return Check("pool", "bad", f"the account has no pool {settings.pool}", remedy)
-    if owner := metadata_in(pool).get(MACHINE):
-        told = f"Batch has made it for the machine {owner}, with which it goes"
-        return Check("pool", "bad", told, "name one that you have made yourself, or none")
-    size = str(pool.get("vmSize"))
-    if size.lower() not in {each.lower() for each in settings.sizes}:
-        return Check("pool", "bad", f"its nodes are {size}", f'set sizes = ["{size}"]: by it they are priced')
-    machine = table(pool.get("virtualMachineConfiguration"))
-    if machine.get("containerConfiguration") and not settings.container:
-        told = "it has containerConfiguration, and so takes container tasks only"
-        return Check("pool", "bad", told, 'set `container` to an image with Python, and reach = "mailbox"')
-    if settings.container and not machine.get("containerConfiguration"):
-        told = "it has no containerConfiguration, and so takes no containers"
-        return Check("pool", "bad", told, "leave `container` out, or use a pool that has one")
-    ends = table(table(pool.get("networkConfiguration")).get("endpointConfiguration"))
-    leads = any(nat.get("backendPort") == 22 for nat in rows(ends.get("inboundNATPools")))
-    if settings.reach == "ssh" and settings.public_ip and not leads:
-        told = "no inbound NAT pool leads to port 22 of its nodes"
-        remedy = 'make it with one, or set reach = "mailbox", or public_ip = false and `jump`'
-        return Check("pool", "bad", told, remedy)
-    if is_raised(pool) or (is_at_rest(pool) and not pool.get("enableAutoScale")):
-        return Check("pool", "good", f"{settings.pool}: {size}, at zero but for the nodes of our machines")
-    if not pool.get("enableAutoScale"):
-        told = "it has nodes of its own, which cost money also when nothing runs there"
-        remedy = "resize it to zero: then it has a node for each machine, for as long as that lives"
-        return Check("pool", "warn", told, remedy)
-    return Check("pool", "good", f"{settings.pool}: {size}, scales by itself")
-
-
-def registry_checks(settings: AzureBatchSettings, base: Path, environ: Mapping[str, str]) -> Sequence[Check]:
-    """Is there what nodes log in with? Whether it is right, only the registry itself tells."""
-    server = registry_of(settings)
-    if not server:
-        return ()
-    try:
-        registry_login(settings, base, environ)
-    except PlaceError as err:
-        told, _, remedy = str(err).partition("; ")
-        return (Check("registry", "bad", told, remedy),)
-    who = settings.registry_user or settings.registry_identity.rpartition("/")[2]
-    return (Check("registry", "good", f"nodes log in to {server} as {who}"),)
 
 
 def _quota_checks(has: Json, offers: Sequence[Offer], workers: int, active: int) -> list[Check]:

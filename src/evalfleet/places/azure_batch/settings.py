@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta
 
@@ -37,6 +37,13 @@ LEAST_PORTS = 40
 class AzureBatchSettings(VmSettings, frozen=True, forbid_unknown_fields=True):
     """The settings of a place of Azure Batch. `account` and `ssh_from` must be given."""
 
+    REMOVED: ClassVar[Mapping[str, str]] = {
+        "pool": "each machine gets a pool of its own that Batch deletes with its job",
+        "registry": "the registry is the host in the name of `container`",
+        "registry_password_file": "set `registry_password` to the name of a variable",
+        "registry_identity": "set `registry_user` and `registry_password`",
+    }
+
     account: Annotated[str, Meta(description="of Batch, as NAME.REGION; else by AZURE_BATCH_ENDPOINT")] = ""
     region: Annotated[str, Meta(description="of the account, if its name does not tell")] = ""
     subscription: Annotated[
@@ -57,13 +64,6 @@ class AzureBatchSettings(VmSettings, frozen=True, forbid_unknown_fields=True):
         tuple[str, ...], Meta(description="container images that a node pulls before it is used")
     ] = ()
     start_command: Annotated[str, Meta(description="run by `sh` as root on a node before it is used")] = ""
-    pool: Annotated[
-        str,
-        Meta(
-            description="a pool of yours: one that rests at zero is raised for machines, and goes back to "
-            "zero; one with nodes is not resized; else each machine has its own"
-        ),
-    ] = ""
     reach: Annotated[
         Literal["ssh", "mailbox"],
         Meta(
@@ -85,15 +85,8 @@ class AzureBatchSettings(VmSettings, frozen=True, forbid_unknown_fields=True):
     container_args: Annotated[
         str, Meta(description="more of `docker run` for it; --device=/dev/kvm comes by itself if needed")
     ] = ""
-    registry: Annotated[
-        str, Meta(description="private one that nodes log in to for `container`; else the one of its name")
-    ] = ""
-    registry_user: Annotated[str, Meta(description="who logs in to it")] = ""
+    registry_user: Annotated[str, Meta(description="logs in to the private registry of `container`")] = ""
     registry_password: Annotated[str, Meta(description="the variable that holds the password")] = ""
-    registry_password_file: Annotated[str, Meta(description="or the file that holds it")] = ""
-    registry_identity: Annotated[
-        str, Meta(description="instead of those: id of a managed identity that `pool` has")
-    ] = ""
     subnet: Annotated[str, Meta(description="id of a subnet of yours for the nodes")] = ""
     ports: Annotated[
         tuple[int, int],
@@ -171,7 +164,7 @@ def _endpoint(name: str, settings: AzureBatchSettings, environ: Mapping[str, str
 
 def _problems(settings: AzureBatchSettings) -> list[str]:
     by_ssh = settings.reach == "ssh"
-    found = [] if settings.pool else problems_of(settings, "A-Za-z0-9_-", by_ssh=by_ssh)
+    found = problems_of(settings, "A-Za-z0-9_-", by_ssh=by_ssh)
     if not settings.sizes:
         found.append("`sizes` must not be empty")
     if not is_user_name(settings.user) or settings.user in RESERVED_USERS:
@@ -199,12 +192,8 @@ def _problems(settings: AzureBatchSettings) -> list[str]:
             "they ask for their work in a storage account, or `jump` to a host that reaches them"
         )
     found += [*_mailbox_problems(settings), *registry_problems(settings)]
-    if not settings.public_ip and not settings.subnet and not settings.pool:
+    if not settings.public_ip and not settings.subnet:
         found.append("public_ip = false needs `subnet`: Batch makes such nodes in a network of yours only")
-    if settings.pool and (settings.images or settings.start_command or settings.subnet):
-        found.append(
-            "with `pool`, the pool itself says what its nodes are: leave out images, start_command, subnet"
-        )
     return found
 
 

@@ -107,7 +107,7 @@ class JobBuild(Struct, frozen=True):
     pilot: MailPilot | None = None
     """What it runs, if it is reached by a mailbox; else a pilot that lets us in."""
     registry: Json = {}
-    """The login to the registry of its container, if that is private. It may hold a password."""
+    """The login to the private registry of its container. It may hold a password."""
 
 
 def job_body(settings: AzureBatchSettings, build: JobBuild) -> Json:
@@ -117,9 +117,7 @@ def job_body(settings: AzureBatchSettings, build: JobBuild) -> Json:
     return {
         "id": job_id(build.machine, settings.name),
         "displayName": build.machine[:1024],
-        "poolInfo": {"poolId": settings.pool}
-        if settings.pool
-        else {"autoPoolSpecification": _pool(settings, build)},
+        "poolInfo": {"autoPoolSpecification": _pool(settings, build)},
         "constraints": constraints(most_s),
         "jobManagerTask": _pilot(settings, build),
         "metadata": metadata({**build.tags, **spot, LIFE: f"{build.life_s:.3f}"}),
@@ -156,8 +154,6 @@ def _container(settings: AzureBatchSettings, build: JobBuild) -> Json:
         return {}
     args = " ".join(filter(None, (KVM if build.kvm else "", settings.container_args)))
     container: Json = {"imageName": settings.container, "containerRunOptions": args}
-    if settings.pool and build.registry:  # else the pool that comes with the job has it
-        container["registry"] = build.registry
     return {"containerSettings": container}
 
 

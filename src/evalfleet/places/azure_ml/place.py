@@ -10,7 +10,7 @@ import asyncio
 import functools
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from evalfleet.channels.mailboxes import MailPilot
@@ -320,12 +320,6 @@ class AzureMlPlace(Preflight):
             if ours and not self._coming[name] and name != self._settings.cluster:
                 async with self._turn(name):
                     await self._client.delete_cluster(name)
-
-    async def kept_nodes(self, machines: Sequence[tuple[MachineId, Offer]]) -> Collection[str]:
-        clusters = sorted({self._cluster_of(machine, offer) for machine, offer in machines})
-        with as_refusal(UNSEEN):
-            found = await asyncio.gather(*(self._client.idle_nodes(name) for name in clusters))
-        return {node for nodes in found for node in nodes}
 
     # -- reaching them -----------------------------------------------------------------------------------
 

@@ -245,20 +245,6 @@ class MlClient:
             for node in rows(told.get("nodes"))
         }
 
-    async def idle_nodes(self, cluster: str) -> Sequence[str]:
-        """The nodes of a cluster that have no job, unless it is being deleted with them."""
-        shown = await self.cluster(cluster)
-        properties = table((shown or {}).get("properties"))
-        if shown is None or str(properties.get("provisioningState")).lower() == "deleting":
-            return ()
-        try:
-            told = await self.arm.send("POST", f"{self.root}/computes/{cluster}/listNodes", VERSION)
-        except ArmFault as fault:
-            if fault.status == 404:
-                return ()
-            raise
-        return [str(node.get("nodeId")) for node in rows(told.get("nodes")) if not node.get("runId")]
-
     async def delete_cluster(self, name: str) -> None:
         try:
             await self._delete(f"{self.root}/computes/{name}", underlyingResourceAction="Delete")
