@@ -39,6 +39,19 @@ def test_only_named_values_that_are_long_enough_are_looked_for() -> None:
     assert not Secrets({"SHORT": "abc"}, ("SHORT",))
 
 
+def test_a_key_of_several_lines_is_masked_however_it_is_printed() -> None:
+    lines = [base64.b64encode(bytes(range(start, start + 48))).decode() for start in (0, 48, 96)]
+    pem = "\n".join(["-----BEGIN PRIVATE KEY-----", *lines, "c2hvcnQ5OQ==", "-----END PRIVATE KEY-----", ""])
+    account = json.dumps({"type": "service_account", "private_key": pem}, indent=2)
+    for value in (pem, account):
+        secrets = Secrets({"KEY": value}, ("KEY",))
+        for printed in (pem, pem.replace("\n", "\r\n"), "".join(f"    {line}\n" for line in pem.split("\n"))):
+            masked = secrets.mask_text(printed)
+            assert not any(line in masked for line in lines), masked
+    assert "c2hvcnQ5OQ==" not in Secrets({"KEY": pem}, ("KEY",)).mask_text(f"  {pem}".replace("\n", "\n  "))
+    assert Secrets({"KEY": account}, ("KEY",)).mask_text('{"type": 1}') == '{"type": 1}'
+
+
 def test_names_are_looked_at_as_bytes() -> None:
     assert SECRETS.in_name(f"a/{VALUE}.txt")
     assert SECRETS.in_name(f"bad\udcff{VALUE}")

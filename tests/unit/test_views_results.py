@@ -216,6 +216,8 @@ def test_the_report_cannot_be_broken_by_a_reason(mixed: Results) -> None:
     assert "| t_2 | result | =no result.json \\| was written | 1 |" in text
     assert "**33.3%** (1 of 3 scored tasks)" in text
     assert "evalfleet resume run1 --only broken" in text
+    mixed["tasks"][2]["error"] = "[a](javascript:alert()) ![b](//x) <c>"
+    assert r"| \[a](javascript:alert()) !\[b](//x) &lt;c> |" in report(mixed, "md")
 
 
 def test_an_unknown_format_is_refused_with_the_known_ones(mixed: Results) -> None:

@@ -32,6 +32,8 @@ _CHUNK = 1 << 20
 _CUT_BYTES = 64
 _MOST_CUTS = 20
 """A log is cut once. A chunk with more of such lines was written to look so, and is not worth the time."""
+_KEY_LINE = re.compile(r"^[ \t]*([A-Za-z0-9+/=_-]{8,})[ \t\r]*$|([A-Za-z0-9+/=]{40,})", re.MULTILINE)
+"""A line of a PEM file, or what must be one where a JSON document holds the file."""
 _BASE64 = rb"[A-Za-z0-9+/_-]"
 
 
@@ -67,12 +69,19 @@ def base64_forms_of(value: str) -> set[bytes]:
     return {form for form in forms if len(form) >= SHORTEST_ENCODED}
 
 
+def lines_of(value: str) -> set[bytes]:
+    """The lines of a key that has several, which a program may print indented, or one by one."""
+    text = value.replace("\\n", "\n")
+    lines = (found[1] or found[2] for found in _KEY_LINE.finditer(text) if "\n" in text)
+    return {os.fsencode(line) for line in lines if is_maskable(line)}
+
+
 class Secrets:
     """The values behind some names, as they may appear in a text. Empty: nothing to hide."""
 
     def __init__(self, values: Mapping[str, str], names: Iterable[str]) -> None:
         maskable = {value for name in names if is_maskable(value := values.get(name, ""))}
-        plain = {form for value in maskable for form in forms_of(value)}
+        plain = {form for value in maskable for form in forms_of(value) | lines_of(value)}
         encoded = {form for value in maskable for form in base64_forms_of(value)} - plain
         # longest first: one value may be part of another
         self._plain = sorted(plain, key=len, reverse=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -466,8 +467,8 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[object]], right: Sequenc
 
 
 def _cell(value: object) -> str:
-    """Text that cannot end the cell, or be taken for a tag: reasons hold whatever a machine said."""
-    return clean(str(value), 200).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
+    """Text that cannot end the cell, nor become a tag or a link: reasons hold whatever a machine said."""
+    return re.sub(r"[\\|\[]", r"\\\g<0>", clean(str(value), 200)).replace("<", "&lt;")
 
 
 # -- CSV -------------------------------------------------------------------------------------------
