@@ -242,6 +242,18 @@ def test_two_configurations_are_no_run(tmp_path: Path, home: Path) -> None:
     assert imported(tmp_path / "pyautogui/som/gpt-5").results()["model"] == "gpt-5"
 
 
+def test_two_experiments_on_azure_are_no_run(tmp_path: Path, home: Path) -> None:
+    """Each worker writes one file beside its experiment's results, and nothing else tells them apart."""
+    for n, experiment in enumerate(("exp0", "exp1")):
+        leave(tmp_path / experiment, "one", "1.0", began_s=1000 * n)
+        for worker in range(2):
+            (tmp_path / experiment / f"output_{experiment}_worker_{worker}.txt").touch()
+    with pytest.raises(RequestError, match=r"2 configurations \(exp0/pyautogui/som/gpt-4o, exp1/pyautogui"):
+        imported(tmp_path, keep="newest")
+    found = imported(tmp_path / "exp1").results()
+    assert (found["scored"], found["provenance"]["settings"].get("experiment")) == (1, "exp1")
+
+
 def test_a_name_is_taken_once(tmp_path: Path, home: Path) -> None:
     leave(tmp_path / "r", "one")
     imported(tmp_path / "r", name="mine")

@@ -156,7 +156,8 @@ def _of_trial(folders: Sequence[ResultFolder], trial: str | None) -> Sequence[Re
 def _one_configuration(folders: Sequence[ResultFolder]) -> Sequence[ResultFolder]:
     known = sorted({(*(value for _, value in folder.settings), folder.model) for folder in folders})
     if len(known) > 1:
-        shown = ", ".join(map("/".join, known[:4])) + (", ..." if len(known) > 4 else "")
+        names = ("/".join(filter(None, values)) for values in known[:4])
+        shown = ", ".join(names) + (", ..." if len(known) > 4 else "")
         raise RequestError(
             f"these are results of {len(known)} configurations ({shown}), and a run has one: "
             "name the folder of one of them"

@@ -7,6 +7,7 @@ slashes. Any folder of a tree may be given, down to that of one trial.
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import re
@@ -102,19 +103,28 @@ def _described(path: Path, top: Path, several: bool) -> ResultFolder:
     seen = [n for n, part in enumerate(parts[:-4]) if part in OBSERVATIONS and n > 0]
     if seen:
         where = seen[-1]
-        settings = (parts[where - 1], parts[where], "/".join(parts[where + 1 : -3]))
+        settings = (
+            _experiment(Path(*parts[: where - 1])),
+            *(parts[where - 1], parts[where], "/".join(parts[where + 1 : -3])),
+        )
         above = parts[len(top.parts) : where - 1]
         trial, domain = parts[-3], parts[-2]
     else:  # a part of a tree, moved elsewhere: what is above the given folder tells nothing
         inside = parts[len(top.parts) :]
-        settings, above = ("", "", ""), inside[:-3]
+        settings, above = ("", "", "", ""), inside[:-3]
         trial = inside[-3] if len(inside) >= 3 else "0"
         domain = parts[-2]
     prefix = "/".join((*([top.name] if several else []), *above))
-    action, observation, model = map(_written, settings)
+    experiment, action, observation, model = map(_written, settings)
     trial, domain, task, worker = map(_written, (trial, domain, parts[-1], _worker(path, prefix)))
-    known = (("action_space", action), ("observation_type", observation))
+    known = (("experiment", experiment), ("action_space", action), ("observation_type", observation))
     return ResultFolder(path, known, model, trial, domain, task, worker)
+
+
+def _experiment(folder: Path) -> str:
+    """The folder's name, if each of its workers left the file that WAA's script for Azure has it write."""
+    pattern = f"output_{glob.escape(folder.name)}_worker_*.txt"
+    return folder.name if any(folder.glob(pattern)) else ""
 
 
 def _written(name: str) -> str:
