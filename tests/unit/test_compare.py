@@ -69,6 +69,15 @@ def test_the_interval_of_scores_is_that_of_scipys_bootstrap() -> None:
     assert found == paired_means(differences), "the same runs compare alike, every time"
 
 
+@pytest.mark.parametrize("value", [0.0, 1.0, -0.2])
+def test_repeats_that_never_differ_leave_as_much_doubt_as_so_many_tasks(value: float) -> None:
+    found = paired_means([value] * 8)
+    assert found["ci"] is not None
+    assert found["ci"][0] < found["mean"] <= found["ci"][1]
+    assert found["ci"][1] - found["ci"][0] > 0.3
+    assert paired_means([0.0] * 8) == paired_rates(corners(5, 0, 0, 3))
+
+
 def test_many_tasks_get_the_normal_interval_which_is_the_same() -> None:
     rng = random.Random(4)
     few = [rng.choice((0.0, 1.0, -1.0)) for _ in range(MANY)]

@@ -144,9 +144,12 @@ def test_pass_at_k_is_the_share_of_draws_with_a_success() -> None:
 
 
 def test_a_mean_over_tasks_has_an_interval_from_their_scatter() -> None:
-    assert mean_interval([0.5]) is None
-    assert mean_interval([0.0, 1.0, 0.0, 1.0]) == pytest.approx((0.0, 1.0), abs=0.07)
-    assert mean_interval([1.0] * 5) == wilson(5, 5)
+    assert mean_interval([0.5], 4) is None
+    assert mean_interval([1.0] * 5, 10) == wilson(5, 5)
+    for repeats in ([6, 0, 3, 2], [3, 3, 3], [0, 6, 0, 6], [5, 6, 6, 6], [0, 0]):
+        shares = [good / 6 for good in repeats]
+        found = mean_interval(shares, 6 * len(repeats))
+        assert found == pytest.approx(clustered([(good, 6) for good in repeats])), "pass@1 is the pass rate"
 
 
 def limited(time_limit_s: float | None = None, budget_usd: float | None = None) -> Feed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -17,11 +18,13 @@ from evalfleet.sim.scenario import draw
 from evalfleet.sim.simulate import simulate
 from evalfleet.state import RunState, apply
 from evalfleet.views import format
-from evalfleet.views.format import pairs, table
+from evalfleet.views.format import interval, pairs, table
 from evalfleet.views.frame import FrameSize, as_text, frame
 from evalfleet.views.lines import BURST
 from evalfleet.views.notable import notable
 from evalfleet.views.progress import Progress
+from evalfleet.views.results import results
+from evalfleet.views.stats import wilson
 from evalfleet.views.terminal import Display, JsonLines, PlainLines, is_screen, json_lines, picture, view_for
 from tests.unit.views_feed import Feed, a_mixed_run
 
@@ -71,6 +74,19 @@ def test_of_100_machines_those_in_trouble_are_shown_and_no_line_is_cut_at_80_col
     assert [line.split()[0] for line in shown.splitlines() if " leaving " in line] == ["worker-70"]
     assert shown.endswith("... and 85 more: 79 running, 6 idle")
     assert len(shown.splitlines()) < 24
+
+
+def test_the_interval_of_a_run_with_repeats_is_that_of_its_report() -> None:
+    feed = Feed(tasks=0, machines=1)
+    tasks = (Task(TaskId(f"{of}~{n}"), origin=of, repeat=n) for of in ("a", "b", "c") for n in range(1, 7))
+    feed.add(ev.TasksPlanned(tuple(tasks)))
+    for known in list(feed.state.tasks.values()):
+        feed.attempt(known.task.id, Scored(float(known.task.origin == "a"), known.task.origin == "a"))
+    document = results(feed.state, Path("/h/run1"))
+    live = as_text(frame(feed.state, feed.now, FrameSize(80, 24)))
+    assert f"95% interval {interval(document['success_rate_ci'])})" in live
+    assert document["pass_at_k"]["1"]["ci"] == pytest.approx(document["success_rate_ci"], abs=1e-5)
+    assert f"95% interval {interval(wilson(6, 18))}" not in live
 
 
 def test_the_picture_of_a_small_run() -> None:

@@ -22,6 +22,8 @@ LEVEL = 0.05
 RESAMPLES = 10_000
 MANY = 1_000
 """With so many tasks the normal interval of a mean is the bootstrap's, and much quicker."""
+ALIKE = 1e-5
+"""Rates are rounded to six digits, so equal differences may differ by less."""
 SHOWN = 20
 TELLING_LIMITS = ("attempts", "attempts_ceiling", "task_budget_usd", "max_tokens")
 """Limits that change what an agent can reach. Others change how long a run takes, and what it costs."""
@@ -105,22 +107,28 @@ def paired_rates(corners: Corners) -> Difference:
 
     Wald's, with half a task more in each corner: where no task flipped, it still says how little is known.
     """
-    n = sum(_counts(corners))
-    up, down = corners["second_only"] + 0.5, corners["first_only"] + 0.5
+    up, down = corners["second_only"], corners["first_only"]
+    return _agresti_min(sum(_counts(corners)), up - down, up + down)
+
+
+def _agresti_min(n: int, total: float, squares: float) -> Difference:
+    """Of so many differences, by their sum and that of their squares."""
     all_ = n + 2.0
-    middle = (up - down) / all_
-    half = Z95 * math.sqrt((up + down) / all_ - middle**2) / math.sqrt(all_)
-    mean = (corners["second_only"] - corners["first_only"]) / n
+    middle = total / all_
+    half = Z95 * math.sqrt((squares + 1.0) / all_ - middle**2) / math.sqrt(all_)
     ci = [max(-1.0, middle - half), min(1.0, middle + half)]
-    return {"mean": round(mean, 6), "ci": _rounded(ci), "method": "paired, Agresti and Min"}
+    return {"mean": round(total / n, 6), "ci": _rounded(ci), "method": "paired, Agresti and Min"}
 
 
 def paired_means(differences: Sequence[float]) -> Difference:
-    """The mean of one difference for each task, with an interval from resampling the tasks."""
+    """The mean of one difference for each task, with an interval from resampling the tasks. Differences that
+    are all alike scatter in no sample, and still leave doubt."""
     n = len(differences)
     mean = sum(differences) / n
     if n < 2:
         return {"mean": round(mean, 6), "ci": None, "method": "none: one task is too few"}
+    if max(differences) - min(differences) < ALIKE:
+        return _agresti_min(n, sum(differences), sum(value**2 for value in differences))
     if n > MANY:
         scatter = sum((value - mean) ** 2 for value in differences) / (n - 1)
         half = Z95 * math.sqrt(scatter / n)

@@ -35,10 +35,12 @@ from .stats import (
     eta_range_s,
     eta_s,
     hourly_usd,
+    judged,
     machine_usd,
     machines_usd,
     per_minute,
     rate,
+    tally,
     wilson,
 )
 
@@ -184,14 +186,19 @@ def _numbers(state: RunState, now: Micros) -> list[Row]:
 
 
 def _success(state: RunState) -> Row:
-    share = rate(state.succeeded, state.scored)
+    scored = judged(state)
+    share = rate(state.succeeded, scored)
     if share is None:
         return [("pass rate        ", ""), ("nothing scored", "dim")]
-    shown = interval(wilson(state.succeeded, state.scored))
+    first = next(iter(state.tasks.values()), None)
+    if first is not None and first.task.origin:  # repeats of a task belong together: all are looked at
+        shown = interval(tally(state.tasks.values(), state.plan.verdict.strict).ci)
+    else:
+        shown = interval(wilson(state.succeeded, scored))
     return [
         ("pass rate        ", ""),
         (percent(share), "title"),
-        (f"  ({state.succeeded:,} of {state.scored:,}; 95% interval {shown})", "dim"),
+        (f"  ({state.succeeded:,} of {scored:,}; 95% interval {shown})", "dim"),
     ]
 
 

@@ -108,9 +108,9 @@ def _by_repeats(state: RunState, tasks: Sequence[TaskResult]) -> ResultsRepeats:
         own = [task for task in tasks if task["model"] == model]
         part = tally((known for known in state.tasks.values() if known.task.model == model), strict)
         metrics = figures(task["metrics"] for task in own if task["success"] is not None)
-        at_k = pass_at_k([each for each in repeated if each["model"] == model])
+        at_k = pass_at_k([each for each in repeated if each["model"] == model], strict)
         models[model] = {**_shares(part, metrics), "pass_at_k": at_k}
-    return {"by_model": models, "by_task": repeated, "pass_at_k": pass_at_k(repeated)}
+    return {"by_model": models, "by_task": repeated, "pass_at_k": pass_at_k(repeated, strict)}
 
 
 def provenance(state: RunState) -> ProvenanceDocument:

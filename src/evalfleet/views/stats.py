@@ -69,16 +69,18 @@ def pass_at(k: int, succeeded: int, tries: int) -> float:
     return 1.0 - math.comb(tries - succeeded, k) / math.comb(tries, k)
 
 
-def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """The 95% interval of a mean of shares, one of each task, from their scatter; None of fewer than two."""
-    if len(values) < 2:
+def mean_interval(values: Sequence[float], results: int) -> tuple[float, float] | None:
+    """The 95% interval of a mean of shares, one of each task, of so many results in all; None of fewer than
+    two shares. Where all tasks have as many results, that of pass@1 is the one of the pass rate."""
+    count = len(values)
+    if count < 2:
         return None
-    mean = sum(values) / len(values)
-    scatter = sum((value - mean) ** 2 for value in values) / (len(values) - 1)
-    if not scatter:  # all alike, as all or none passing: as sure as so many tasks can make it
-        return wilson(mean * len(values), len(values))
-    half = Z95 * math.sqrt(scatter / len(values))
-    return max(0.0, mean - half), min(1.0, mean + half)
+    mean = sum(values) / count
+    scatter = sum((value - mean) ** 2 for value in values) / (count - 1)
+    effective = float(count)  # see `clustered`
+    if 0 < mean < 1:
+        effective = min(results, max(count, count * mean * (1 - mean) / scatter)) if scatter else results
+    return wilson(mean * effective, effective)
 
 
 def rate(succeeded: int, scored: int) -> float | None:

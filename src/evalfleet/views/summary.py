@@ -96,7 +96,7 @@ def summary(results: Results, run_dir: Path | None = None, *, colours: bool = Fa
         rows.append((clean(model, 40), f"{share}, 95% interval {interval(part['success_rate_ci'])}"))
     if results["pass_at_k"]:
         ks = list(results["pass_at_k"])
-        told = ks if len(ks) <= 5 else [ks[0], *ks[-3:]]
+        told = ks if len(ks) <= 6 else [*ks[:3], *ks[-3:]]
         rows.append(
             ("repeats", ", ".join(f"pass@{k} {percent(results['pass_at_k'][k]['mean'])}" for k in told))
         )

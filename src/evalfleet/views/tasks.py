@@ -140,12 +140,13 @@ def _repeated(id: str, model: str | None, repeats: Sequence[TaskResult], strict:
     }
 
 
-def pass_at_k(tasks: Sequence[RepeatedTask]) -> dict[str, PassAtK]:
-    """k -> the mean over the tasks that have so many scored repeats."""
+def pass_at_k(tasks: Sequence[RepeatedTask], strict: bool = False) -> dict[str, PassAtK]:
+    """k -> the mean over the tasks that have so many scored repeats. `strict`: as in `Tally`."""
     found: dict[str, PassAtK] = {}
     for k in sorted({k for task in tasks for k in task["pass_at_k"]}, key=int):
-        values = [task["pass_at_k"][k] for task in tasks if k in task["pass_at_k"]]
-        ci = mean_interval(values)
+        its = [task for task in tasks if k in task["pass_at_k"]]
+        values = [task["pass_at_k"][k] for task in its]
+        ci = mean_interval(values, sum(task["scored"] + task["broken"] * strict for task in its))
         found[k] = {
             "mean": round(sum(values) / len(values), 6),
             "ci": [round(end, 6) for end in ci] if ci else None,
