@@ -64,6 +64,8 @@ def test_prepared_looked_at_and_reset(arena: Arena) -> None:
 
     host = arena.lab.hosts[0]
     host.run(["touch", f"{DATA}/storage/left-by-hand"])
+    model = "/root/.cache/huggingface/bert"
+    host.run(["docker", "exec", "winarena", "touch", model])
     host.run(["python3", "-c", HANG])
     assert "Windows does not answer" in pool(arena, "status", "--probe", code=1)
     (arena.folder / "shots/worker-vm.png").unlink()
@@ -72,6 +74,7 @@ def test_prepared_looked_at_and_reset(arena: Arena) -> None:
 
     said = pool(arena, "reset", "worker-vm")
     assert said == "worker-vm: Windows is as it was installed, and answers\n"
+    host.run(["docker", "exec", "winarena", "ls", model])  # no container needs to fetch it again
     assert "left-by-hand" not in str(host.run(["ls", f"{DATA}/storage"]).stdout)
 
     assert "this would delete Windows and all else of WAA on worker-vm: say --yes" in pool(
@@ -82,6 +85,7 @@ def test_prepared_looked_at_and_reset(arena: Arena) -> None:
     assert host.run(["ls", "-A", DATA, "/root/.evalfleet-waa"], check=False).stdout == ""
     assert host.run(["docker", "ps", "-aq"]).stdout == ""
     assert host.run(["docker", "images", "-q"]).stdout == ""
+    assert host.run(["ls", f"{ENGINE_ROOT}/volumes"]).stdout == ""
     assert (arena.golden / "data.img").exists(), "golden storage that was there before stays"
     assert pool(arena, "clean", "--yes") == "worker-vm had nothing of WAA on it\n"
     assert "worker-vm is prepared for waa" in pool(arena, "prepare", "waa"), "it is set up anew"

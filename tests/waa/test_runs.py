@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -181,6 +182,18 @@ def test_an_agent_that_dies_at_its_import_is_named_with_where_and_windows_is_not
         frames = r" \(run\.py:\d+ > mm_agents/navi/agent\.py:\d+\)"
         assert re.match(re.escape(died) + frames, outcome.detail), outcome
         assert "Windows is reset" not in log_of(arena, "r", attempt)
+
+
+def test_a_client_on_the_machine_takes_the_place_of_the_images(make: Make) -> None:
+    arena = make()
+    mine = arena.share / "mine"
+    shutil.copytree(arena.checkout, mine)
+    run = mine / "run.py"
+    run.write_text(run.read_text().replace("Waiting for the server to start", "My own client starts"))
+    arena.run("r", *tasks("score"), "--set", f"client={mine}")
+    assert "My own client starts" in log_of(arena, "r", "score.0")
+    said = arena.run("none", *tasks("score"), "--set", "client=/nowhere", code=4)
+    assert "client=/nowhere: that folder of the machine has no run.py" in said
 
 
 def test_a_guest_that_does_not_come_back_gets_golden_storage(arena: Arena) -> None:

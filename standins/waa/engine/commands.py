@@ -32,6 +32,7 @@ COMMANDS = {  # module and function; only the one that is asked for is loaded
     "restart": "running.restart",
     "kill": "running.kill",
     "rm": "running.remove",
+    "volume rm": "running.remove_volume",
     "wait": "running.wait",
     "exec": "executing.execute",
     "cp": "copying.copy",

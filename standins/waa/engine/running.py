@@ -18,6 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+VOLUMES = os.path.join(ROOT, "volumes")
 SWITCHES = ("detach", "rm", "interactive", "tty", "init", "privileged", "quiet")
 VALUES = (
     *(
@@ -123,9 +124,34 @@ def _make(config: dict[str, Any], image: dict[str, Any]) -> Container:
     shutil.copytree(os.path.join(image["path"], "rootfs"), os.path.join(path, "rootfs"), symlinks=True)
     for mount in config["mounts"]:
         if not os.path.exists(mount["source"]):
-            os.makedirs(mount["source"])  # as the original does for -v
+            _make_source(mount, os.path.join(path, "rootfs"))
     write_json(os.path.join(path, "config.json"), config)
     return Container(path)
+
+
+def _make_source(mount: dict[str, str], rootfs: str) -> None:
+    """As the original does for -v: a new volume gets what the image has there, a host's folder nothing."""
+    inside = rootfs + mount["target"]
+    if mount["source"].startswith(VOLUMES) and os.path.isdir(inside):
+        shutil.copytree(inside, mount["source"], symlinks=True)
+    else:
+        os.makedirs(mount["source"])
+
+
+def remove_volume(argv: list[str]) -> int:
+    given = flags.parse("volume rm", argv, ("force",), (), {"f": "force"})
+    for name in given.rest:
+        source = os.path.join(VOLUMES, name)
+        users = [
+            each.id for each in containers() for mount in each.config["mounts"] if mount["source"] == source
+        ]
+        if users:
+            raise daemon(f"remove {name}: volume is in use - [{', '.join(users)}]")
+        if not os.path.isdir(source) and not given.has("force"):
+            raise daemon(f"get {name}: no such volume")
+        shutil.rmtree(source, ignore_errors=True)
+        print(name)
+    return 0
 
 
 def _config(given: flags.Flags, image: dict[str, Any], words: list[str]) -> dict[str, Any]:
@@ -168,7 +194,7 @@ def _volume(text: str) -> dict[str, str]:
     parts = text.split(":")
     if len(parts) not in (2, 3) or not parts[1].startswith("/"):
         raise daemon(f"invalid volume specification: '{text}': invalid mount config")
-    source = parts[0] if parts[0].startswith("/") else os.path.join(ROOT, "volumes", parts[0])
+    source = parts[0] if parts[0].startswith("/") else os.path.join(VOLUMES, parts[0])
     return {
         "source": source,
         "target": os.path.normpath(parts[1]),

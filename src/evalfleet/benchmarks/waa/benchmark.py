@@ -93,7 +93,7 @@ STEPS = {
 """Set-up, in order, with the longest that each may take; `windows` takes `boot_s`."""
 
 MACHINE_KEYS = (
-    *("image", "preset", "registry_user", "registry_password", "golden", "golden_token", "storage"),
+    *("image", "preset", "registry_user", "registry_password", "golden", "golden_token", "storage", "client"),
     *("version", "ram", "cores", "disk", "kvm", "data", "free_gb", "boot_s", "restart_s", "stop_s"),
 )
 USUAL_SETUP_S = 5400.0

@@ -113,6 +113,12 @@ class WaaSettings(Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = "original"
     image: Annotated[str, Meta(description="the container image; default: the preset's")] = ""
+    client: Annotated[
+        str,
+        Meta(
+            description="a folder on the machine that takes the place of the image's client, with your agent"
+        ),
+    ] = ""
     registry_user: Annotated[str, Meta(description="who logs in to the image's registry")] = ""
     registry_password: Annotated[str, Meta(description="the variable that holds the password")] = ""
     golden: Annotated[
@@ -198,12 +204,13 @@ def check(settings: WaaSettings, where: str) -> None:
 
 def _check_client(settings: WaaSettings, where: str) -> None:
     """What the client of the presets' images cannot do. One of your own may."""
-    if settings.image not in {preset["image"] for preset in PRESETS.values()}:
+    if settings.client or settings.image not in {preset["image"] for preset in PRESETS.values()}:
         return
     if settings.agent != "navi":
         raise RequestError(
             f"{where}: agent is {settings.agent!r}, and the client of {settings.image} starts with no other "
-            "than navi; give an image that has your agent with --set image=NAME"
+            "than navi; give an image that has your agent with --set image=NAME, or a folder of the machine "
+            "with --set client=PATH"
         )
     if settings.observation_type == "screenshot" and settings.som_origin in TREE_ORIGINS:
         raise RequestError(
@@ -232,11 +239,13 @@ def _check_words(settings: WaaSettings, where: str) -> None:
         value = getattr(settings, key)
         if not _WORD.fullmatch(value) or (key == "action_space" and "/" in value):
             raise RequestError(f"{where}: {key} is {value[:80]!r}; write a name without spaces")
-    if not _HOST_PATH.fullmatch(settings.data):
-        raise RequestError(
-            f"{where}: data is {settings.data[:80]!r}; write an absolute path on the machine, or one that "
-            "starts with ~/, without spaces and colons"
-        )
+    for key in ("data", "client"):
+        path = getattr(settings, key)
+        if not _HOST_PATH.fullmatch(path) and (path or key == "data"):
+            raise RequestError(
+                f"{where}: {key} is {path[:80]!r}; write an absolute path on the machine, or one that starts "
+                "with ~/, without spaces and colons"
+            )
     if settings.base_url and not settings.base_url.startswith(("https://", "http://")):
         raise RequestError(f"{where}: base_url is {settings.base_url[:80]!r}; write one with https://")
 

@@ -14,6 +14,10 @@ INSTALLER = "winarena-prepare"
 PORTS = {"vnc": 8006, "guest": 5000, "qmp": 7200}
 """Of the container, published on the machine's own loopback; but for QMP's, which would lead to Windows."""
 
+MODELS = "evalfleet-waa-models"
+"""A volume of Docker's for the models that agents fetch from Hugging Face. It outlives the container. What
+the image has in that folder already, Docker copies into the new volume."""
+MODELS_INSIDE = "/root/.cache/huggingface"
 GOLDEN_INSIDE = "/golden"
 """Where the container finds the disk that its own is a layer over."""
 ON_MACHINE = "machine"
@@ -56,6 +60,7 @@ class HostConfig:
         self.boot_s = float(str(given["boot_s"]))
         self.stop_s = int(str(given["stop_s"]))
         self.restart_s = float(str(given["restart_s"]))
+        self.client = os.path.expanduser(str(given.get("client") or ""))
         self.data = os.path.abspath(os.path.expanduser(str(given["data"])))
 
     @classmethod
@@ -103,6 +108,8 @@ class HostConfig:
 
     def run_words(self) -> list[str]:
         more = ["-v", f"{self.golden_folder}:{GOLDEN_INSIDE}:ro"] if self.layered else []
+        more += ["-v", f"{MODELS}:{MODELS_INSIDE}"]
+        more += ["-v", f"{self.client}:/client"] if self.client else []
         return self._words(CONTAINER, self.storage, prepare=False, more=more)
 
     def install_words(self, storage: str, iso: str) -> list[str]:

@@ -7,7 +7,7 @@ import os
 import time
 
 from . import guest, vm
-from .config import CONTAINER, FILE, INSTALLER, POINTER, PORTS
+from .config import CONTAINER, FILE, INSTALLER, MODELS, POINTER, PORTS
 from .shell import Failed, as_root, replace_file, run, say
 
 TYPE_CHECKING = False
@@ -24,6 +24,8 @@ REMOVE_S = 1800.0
 
 def step_container(config: HostConfig, engine: Docker) -> None:
     """Make sure that the container runs, and is the one that was asked for."""
+    if config.client and not os.path.isfile(os.path.join(config.client, "run.py")):
+        raise Failed(f"client={config.client}: that folder of the machine has no run.py; name WAA's `client`")
     words = config.run_words()
     mark = json.dumps(words)
     if _read(config.state("container")) == mark and engine.exists(CONTAINER):
@@ -165,6 +167,7 @@ def clean_up(config: HostConfig, engine: Docker) -> None:
     """
     for name in (CONTAINER, INSTALLER):
         engine.remove(name)
+    engine.try_("volume", "rm", "-f", MODELS)
     _remove_image(config, engine)
     folders = ["storage", "storage.new", "layer.new", "iso"]
     if config.owns_golden:
