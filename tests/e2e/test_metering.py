@@ -330,10 +330,10 @@ def test_the_vendors_own_clients_find_the_meter(fleet: Fleet, models: Served) ->
         "client = genai.Client()\n"
         "client.models.generate_content(model='any', contents='say words')\n"
         # as LiteLLM makes a Gemini URL out of its variable
-        "import httpx\n"
+        "import urllib.request as http\n"
         "url = os.environ['GEMINI_API_BASE'] + '/models/any:generateContent'\n"
-        "key = {'x-goog-api-key': os.environ['GEMINI_API_KEY']}\n"
-        "httpx.post(url, headers=key, json={}).raise_for_status()\n"
+        "request = http.Request(url, b'{}', {'x-goog-api-key': os.environ['GEMINI_API_KEY']})\n"
+        "http.build_opener(http.ProxyHandler({})).open(request).read()\n"
         f"openai.AzureOpenAI(api_version='2024-10-21').chat.completions.create(model='any', messages={ask})\n"
         "score(1)"
     )

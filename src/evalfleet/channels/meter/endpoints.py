@@ -52,6 +52,8 @@ class Route(NamedTuple):
     """The model or deployment that the path names."""
     stored: str = ""
     """The stored answer that the call fetches. Its usage counts once, however often it is fetched."""
+    is_free: bool = True
+    """It costs nothing by itself."""
 
 
 def split_target(path: str) -> tuple[str, str]:
@@ -69,7 +71,7 @@ def route_of(method: str, path: str, opened: Sequence[str] = ()) -> Route | None
         if found is not None:
             parts = found.groupdict()
             stored = "" if parts.get("part") else parts.get("stored") or ""
-            return Route(path, generates, parts.get("model") or "", stored)
+            return Route(path, generates, parts.get("model") or "", stored, is_free=not generates)
     if method in METHODS and any(path == each or path.startswith(each + "/") for each in opened):
-        return Route(path, generates=False, stored="" if method == "POST" else path)
+        return Route(path, generates=False, stored="" if method == "POST" else path, is_free=False)
     return None

@@ -261,9 +261,9 @@ class Proxy:
         account = request.account
         if account.wedged:
             raise CallRefused(503, "attempt_ended", f"this attempt is being ended: {account.wedged}")
-        if not request.route.generates:
+        if request.route.is_free:
             return
-        if not account.can_price(request.model):
+        if request.route.generates and not account.can_price(request.model):
             raise CallRefused(
                 402,
                 "no_price",
