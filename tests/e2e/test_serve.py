@@ -327,7 +327,9 @@ def test_a_hostile_attempt_is_shown_and_leads_nowhere(finished: tuple[Fleet, Das
 def test_only_who_has_the_link_gets_in(finished: tuple[Fleet, Dashboard]) -> None:
     _, opened = finished
     opened.ask("/api/runs", token=False).refused(401, "token is missing", "evalfleet serve")
-    opened.ask("/", token=False).refused(401, "token is missing")
+    asked = opened.ask("/", token=False)
+    asked.refused(401, "token is missing")
+    assert asked.headers["content-type"].startswith("text/html")
     opened.ask("/?token=wrong", token=False).refused(401, "token is wrong")
     entered = opened.ask(f"/runs/r?step=2&token={opened.token}", token=False)
     assert (entered.code, entered.headers["location"]) == (303, "/runs/r?step=2")
@@ -449,6 +451,26 @@ def test_a_live_run_is_followed_steered_and_nothing_is_missed(fleet: Fleet) -> N
     for each in (opened, shared):
         each.process.interrupt()
         each.process.wait()
+
+
+def test_the_server_ends_in_silence_while_pages_are_open(fleet: Fleet) -> None:
+    fleet.bench([task("a")])
+    fleet.run()
+    for after in (None, dashboard_seq(fleet)):
+        opened = dashboard(fleet)
+        with opened.stream(after=after):
+            opened.process.interrupt()
+            done = opened.process.wait()
+        assert done.err == "", done
+
+
+def dashboard_seq(fleet: Fleet) -> int:
+    """Show the run once, so that it is kept, and return the number of its last event."""
+    opened = dashboard(fleet)
+    seq = opened.snapshot().seq
+    opened.process.interrupt()
+    opened.process.wait()
+    return seq
 
 
 # -- bad input ---------------------------------------------------------------------------------------

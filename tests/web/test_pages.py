@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import re
+import struct
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +16,10 @@ from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 import evalfleet.web
 from evalfleet.events import AttemptCollected, RunSteered
+from evalfleet.web.files import image_size, image_type
 from tests.e2e.dashboard import Dashboard, dashboard
 from tests.e2e.harness import Fleet, task
-from tests.large_run import damage, make_large_run
+from tests.large_run import damage, make_large_run, make_wide_run
 from tests.waiting import until
 from tests.web.looking import (
     DESKTOP,
@@ -291,6 +294,60 @@ def test_the_first_load_is_small(finished: tuple[Fleet, Dashboard], browser: Bro
         )
 
 
+def test_the_way_back_leads_to_where_the_reader_was_and_everything_opens(
+    tmp_path: Path, browser: Browser
+) -> None:
+    fleet = Fleet.at(tmp_path / "f")
+    fleet.bench([task("..", "cd $EVALFLEET_OUT; touch f{001..520}; score 1")])
+    fleet.run("--workers", "1")
+    make_wide_run(fleet.home, tasks=154, machines=45)
+    opened = dashboard(fleet)
+    with looker(browser, opened) as looks:
+        page = looks.go("/runs/wide")
+        table = page.locator(".grid")
+        table.evaluate("(table) => (table.scrollTop = 2000)")
+        page.locator(".grid-body a", has_text="task_070").scroll_into_view_if_needed()
+        before = page.evaluate("[scrollY, document.querySelector('.grid').scrollTop]")
+        assert min(before) > 500
+        page.locator(".grid-body a", has_text="task_070").click()
+        expect(page.locator(".verdict")).to_be_visible()
+        page.wait_for_timeout(6000)  # what was loaded of the run is forgotten meanwhile
+        page.go_back()
+        expect(page.locator(".grid-body a", has_text="task_070")).to_be_in_viewport()
+        assert page.evaluate("[scrollY, document.querySelector('.grid').scrollTop]") == before
+        go(page, "/runs/r")
+        page.locator(".grid-body a", has_text="..").click()
+        expect(page.locator(".verdict")).to_contain_text("pass")
+        expect(page.locator(".files")).not_to_contain_text("f520")
+        page.get_by_role("button", name="all 522").click()
+        expect(page.locator(".files")).to_contain_text("f520")
+        page.reload()
+        expect(page.locator(".verdict")).to_contain_text("pass")
+        assert not looks.complaints
+    opened.process.interrupt()
+    opened.process.wait()
+    fleet.sweep()
+
+
+@pytest.mark.parametrize("quality", [0.5, 1.0], ids=["lossy", "lossless"])
+def test_a_webp_image_of_a_browser_is_measured(browser: Browser, quality: float) -> None:
+    with looker(browser) as looks:
+        url = looks.page.evaluate(
+            """(quality) => {
+              const canvas = Object.assign(document.createElement("canvas"), { width: 301, height: 203 });
+              canvas.getContext("2d", { alpha: false }).fillRect(0, 0, 9, 9);
+              return canvas.toDataURL("image/webp", quality);
+            }""",
+            quality,
+        )
+    data = base64.b64decode(url.partition("base64,")[2])
+    inner = data[data.index(b"VP8 " if quality < 1 else b"VP8L") :]
+    plain = b"RIFF" + struct.pack("<I", 4 + len(inner)) + b"WEBP" + inner
+    for image in (data, plain):  # with a profile of colours, and without
+        assert image_type(image) == "image/webp"
+        assert image_size(image, "image/webp") == (301, 203)
+
+
 # -- runs that go on ---------------------------------------------------------------------------------
 
 
@@ -407,7 +464,10 @@ def test_a_run_is_steered_from_its_page_and_the_journal_tells_it(live: Fleet, br
         expect(page.locator(".head .dot-box")).to_have_text("live")
         assert page.get_by_role("button", name="pause").count() == 0
     with looker(browser, opened) as looks:
-        page = looks.go("/runs/r")
+        page = looks.go("/runs/r/machines/worker-1")
+        expect(page.get_by_role("button", name="pause", exact=True)).to_be_visible()
+        assert page.get_by_role("button", name="screen by VNC").count() == 0, "it has no screen"
+        go(page, "/runs/r")
         ask(page, "pause", "<b>to look</b>")
         expect(page.locator(".head .tag")).to_have_text("paused")
         (steered,) = live.recorded(RunSteered)

@@ -30,7 +30,7 @@ from evalfleet.version import __version__
 
 from . import notify as telling
 from .alerts import CHECKS, LIFELESS, UNHEALTHY, Alert, Raised, Situation, act_of, holding, is_quiet
-from .format import iso
+from .format import iso, url_part
 from .progress import read_progress
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def _link(state: RunState, alert: Alert, dashboard: str) -> str:
     if alert.attempt is not None:
         attempt = state.attempts[alert.attempt]
         number = alert.attempt.rpartition(".")[2]
-        return f"{page}/tasks/{quote(attempt.task, safe='')}?attempt={number}"
+        return f"{page}/tasks/{url_part(attempt.task)}?attempt={number}"
     return page if alert.machine is None else f"{page}/machines/{quote(alert.machine, safe='')}"
 
 

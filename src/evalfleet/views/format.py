@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from evalfleet.model import SECOND, Micros
 
@@ -264,3 +266,8 @@ def _narrowed(widths: list[int], room: int) -> list[int]:
 def user_of(by: str) -> str:
     """Return the user of `user@host`: a report for others does not name the computer."""
     return by.partition("@")[0]
+
+
+def url_part(text: str) -> str:
+    """Return a part of a dashboard's URL. Browsers take `.` and `..` for folders: `~` stands before them."""
+    return quote(re.sub(r"^(~*\.\.?)\Z", r"~\1", text), safe="!~*'()")

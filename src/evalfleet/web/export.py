@@ -20,7 +20,7 @@ from evalfleet.errors import RequestError
 from evalfleet.model import Broken, Scored
 from evalfleet.names import artefacts_folder
 from evalfleet.version import __version__
-from evalfleet.views.format import plural, user_of
+from evalfleet.views.format import plural, url_part, user_of
 
 from .client_script import CLIENT, linked
 from .files import Logs, attempt_document, read_image
@@ -160,18 +160,18 @@ def _contents(watched: WatchedRun, screens: Screens) -> ExportContents:
     documents[base] = msgspec.json.decode(gzip.decompress(watched.snapshot()))
     documents[f"{base}/triage"] = Triage(watched.board.folder).groups(state)
     for machine in state.machines:
-        documents[f"{base}/machines/{_part(machine)}"] = watched.machine(machine)
+        documents[f"{base}/machines/{url_part(machine)}"] = watched.machine(machine)
     tasks = sorted(state.tasks.values(), key=lambda task: _rank(state, task))
     if len(tasks) > DETAILED:
         contents.left_out.append(f"the attempts of {plural(len(tasks) - DETAILED, 'task')}")
     more: list[Shot] = []
     for task in tasks[:DETAILED]:
         detail = run.task(task.task.id)
-        documents[f"{base}/tasks/{_part(task.task.id)}"] = detail
+        documents[f"{base}/tasks/{url_part(task.task.id)}"] = detail
         for id in task.attempts:
             attempt = state.attempts[id]
             document = attempt_document(run, attempt)
-            address = f"{base}/attempts/{_part(id)}"
+            address = f"{base}/attempts/{url_part(id)}"
             documents[address] = document
             if attempt.collected is not None:
                 documents[f"{address}/log"] = logs.piece(run, attempt, -LOG_END, LOG_END)
@@ -214,7 +214,7 @@ def _shots(
     root = watched.board.folder / artefacts_folder(attempt.task, attempt.id)
     for step in document["steps"]:
         if path := step["image"]:
-            parts = "/".join(map(_part, PurePosixPath(path).parts))
+            parts = "/".join(map(_quoted, PurePosixPath(path).parts))
             yield Shot(f"{address}/image/{parts}", root, path)
 
 
@@ -227,11 +227,11 @@ def _image(shot: Shot) -> tuple[bytes, str] | None:
 
 
 def _address(*parts: str) -> str:
-    return "/api/" + "/".join(map(_part, parts))
+    return "/api/" + "/".join(map(url_part, parts))
 
 
-def _part(text: str) -> str:
-    """The text as a part of a URL, quoted as `encodeURIComponent` does it."""
+def _quoted(text: str) -> str:
+    """Return the text as `encodeURIComponent` does it."""
     return quote(text, safe="!~*'()")
 
 

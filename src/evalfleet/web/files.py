@@ -123,11 +123,26 @@ def image_size(data: bytes, kind: str) -> tuple[int, int] | None:
         if kind == "image/png":
             width, height = struct.unpack(">II", data[16:24])
             return int(width), int(height)
-        if kind == "image/webp" and data[12:16] == b"VP8X":
-            return 1 + int.from_bytes(data[24:27], "little"), 1 + int.from_bytes(data[27:30], "little")
+        if kind == "image/webp":
+            return _webp_size(data)
         if kind == "image/jpeg":
             return _jpeg_size(data)
     return None
+
+
+def _webp_size(data: bytes) -> tuple[int, int] | None:
+    """Of the extended form, of a lossy one (14 bits a side), and of a lossless one (14 bits less one)."""
+    match data[12:16]:
+        case b"VP8X":
+            return 1 + int.from_bytes(data[24:27], "little"), 1 + int.from_bytes(data[27:30], "little")
+        case b"VP8 ":
+            width, height = struct.unpack("<HH", data[26:30])
+            return width & 0x3FFF, height & 0x3FFF
+        case b"VP8L":
+            (bits,) = struct.unpack("<I", data[21:25])
+            return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
+        case _:
+            return None
 
 
 def _jpeg_size(data: bytes) -> tuple[int, int] | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import html
 import ipaddress
 import socket
 from http.cookies import CookieError, SimpleCookie
@@ -105,7 +106,7 @@ class Guard:
         given = [value for name, value in query if name == "token"]
         if given and scope["method"] == "GET":
             if not self._is_token(given[0]):
-                return PlainTextResponse(f"the token is wrong: {LINK}", 401)
+                return _page(f"the token is wrong: {LINK}", 401)
             return self._welcome(scope, [(name, value) for name, value in query if name != "token"])
         if self._is_token(_cookie(headers, self.cookie)):
             return None
@@ -114,7 +115,7 @@ class Guard:
             return None
         if scope["path"].startswith("/api/"):
             return _refused(f"the token is missing: {LINK}", 401)
-        return PlainTextResponse(f"the token is missing: {LINK}", 401)
+        return _page(f"the token is missing: {LINK}", 401)
 
     def _is_token(self, given: str) -> bool:
         return hmac.compare_digest(given.encode(), self._token.encode())
@@ -143,6 +144,13 @@ def _cookie(headers: Headers, name: str) -> str:
         if name in cookies:
             return cookies[name].value
     return ""
+
+
+def _page(why: str, code: int) -> Response:
+    """A page with one line, for somebody who came with an old link."""
+    head = '<!doctype html><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+    scheme = '<meta name="color-scheme" content="light dark"><title>evalfleet</title>'
+    return HTMLResponse(f"{head}{scheme}<h1>evalfleet</h1><p>{html.escape(why)}</p>", code)
 
 
 def _refused(why: str, code: int) -> Response:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -56,6 +57,7 @@ class Hub:
         self._alerting = workspace.notify().alerting or Alerting()
         self._runs: dict[str, WatchedRun] = {}
         self._opening: dict[str, asyncio.Lock] = {}
+        self._closing = asyncio.Event()
         self._damaged: set[str] = set()
         """Runs whose journals were found damaged after they were shown: the next time they are verified
         first."""
@@ -185,6 +187,8 @@ class Hub:
         if after is not None and run not in self._runs:
             async for quiet in self._quiet(run, after):
                 yield quiet
+            if self._closing.is_set():
+                return
         try:
             watched = await self.open(run)
         except RequestError:  # it was removed meanwhile
@@ -209,7 +213,8 @@ class Hub:
         kept = await asyncio.to_thread(kept_snapshot, self.workspace.home, run)
         if kept is not None and kept[0] == seq:
             yield b"retry: 1000\n\n"
-            await asyncio.sleep(GLANCE_S)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), GLANCE_S)
 
     async def _follow(self, watched: WatchedRun) -> None:
         """Tells all watchers of one run what is new, or that nothing is, until there are none."""
@@ -264,6 +269,7 @@ class Hub:
 
     async def close(self) -> None:
         """End all streams."""
+        self._closing.set()
         for watched in self._runs.values():
             for queue in list(watched.watchers):
                 _give(queue, None, watched)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+import logging
 import os
 import secrets
 import socket
@@ -16,7 +17,8 @@ import uvicorn
 from evalfleet.errors import RequestError
 from evalfleet.planning.workspace import Workspace
 
-from .server import application
+from .hub import Hub
+from .server import Pages, application
 
 TOKEN_LENGTH = 32
 GRACE_S = 1
@@ -97,13 +99,28 @@ def serve(
 ) -> None:
     """Until somebody interrupts it."""
     sys.setswitchinterval(SWITCH_S)
+    pages = Pages(Hub(workspace), read_only)
     config = uvicorn.Config(
-        application(workspace, token, host, read_only=read_only),
+        application(pages, token, host, read_only=read_only),
         log_level="warning",
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=GRACE_S,
         ws="none",
         proxy_headers=False,
+        lifespan="off",
     )
-    uvicorn.Server(config).run(sockets=[listener])
+    _Server(config, pages).run(sockets=[listener])
+
+
+class _Server(uvicorn.Server):
+    """A server that ends the streams of open pages first: else it would wait for them, and log that."""
+
+    def __init__(self, config: uvicorn.Config, pages: Pages) -> None:
+        super().__init__(config)
+        self._pages = pages
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+        await self._pages.close()
+        await super().shutdown(sockets)

@@ -12,6 +12,8 @@ import time
 from contextlib import AsyncExitStack
 from typing import Any, NamedTuple
 
+from msgspec import ValidationError
+
 from evalfleet.api.run import Run
 from evalfleet.api.tunnels import Tunnel, carry
 from evalfleet.errors import RequestError
@@ -91,6 +93,15 @@ class Screens:
             room -= len(kept.data)
             self._kept.pop(key, None)
             self._locks.pop(key, None)
+
+
+def has_screen(state: RunState) -> bool:
+    """Return True if machines of the run have a screen. The benchmark of an imported run may be unknown."""
+    try:
+        appliance = appliance_of(state.plan)
+    except (RequestError, ValidationError):
+        return False
+    return appliance is not None and appliance.screen is not None
 
 
 class Tunnels:

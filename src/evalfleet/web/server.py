@@ -9,11 +9,10 @@ import os
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 from urllib.parse import quote, unquote
 from weakref import WeakKeyDictionary
 
@@ -42,11 +41,6 @@ from .screens import Screens, Tunnels, other_name
 from .triage import Triage
 from .watched import WatchedRun
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
-    from evalfleet.planning.workspace import Workspace
-
 SCRIPT = "app.js"
 """It is answered with all that it imports in it."""
 TYPES = {
@@ -67,17 +61,9 @@ BELONGINGS_S = 20.0
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def application(workspace: Workspace, token: str, host: str, *, read_only: bool = False) -> Guard:
+def application(pages: Pages, token: str, host: str, *, read_only: bool = False) -> Guard:
     """The dashboard of a home, as an ASGI application. `host`: the name or address it is served at."""
-    hub = Hub(workspace)
-    pages = Pages(hub, read_only)
     client_files()
-
-    @asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncGenerator[None]:
-        yield
-        await pages.close()
-
     routes = [
         Route("/api/session", pages.session),
         Route("/api/runs", pages.runs),
@@ -103,8 +89,7 @@ def application(workspace: Workspace, token: str, host: str, *, read_only: bool 
         Route("/{rest:path}", pages.page),
     ]
     app = Starlette(
-        routes=[Route(route.path, _answered(route.endpoint), methods=route.methods) for route in routes],
-        lifespan=lifespan,
+        routes=[Route(route.path, _answered(route.endpoint), methods=route.methods) for route in routes]
     )
     return Guard(app, token, host, read_only)
 
@@ -114,7 +99,7 @@ def _answered(endpoint: Endpoint) -> Endpoint:
 
     async def answered(request: Request) -> Response:
         # parts of the path come as they were sent: a task's name may have a slash, encoded
-        request.path_params.update({name: unquote(part) for name, part in request.path_params.items()})
+        request.path_params.update({name: _decoded(name, part) for name, part in request.path_params.items()})
         try:
             return await endpoint(request)
         except TooLarge as err:
@@ -129,6 +114,11 @@ def _answered(endpoint: Endpoint) -> Endpoint:
             return as_json({"error": "the dashboard has ended"}, 503)
 
     return answered
+
+
+def _decoded(name: str, part: str) -> str:
+    """Return what a part of a path stands for. See `url_part`, which files' paths do without."""
+    return unquote(part) if name == "path" else re.sub(r"^~(~*\.\.?)\Z", r"\1", unquote(part))
 
 
 def as_json(document: Any, code: int = 200) -> Response:

@@ -25,6 +25,8 @@ from evalfleet.views.dashboard.snapshots import is_settled, keep_snapshot, packe
 from evalfleet.views.follow import Follower
 from evalfleet.views.results import RunSummary, machine_entry, summarised
 
+from .screens import has_screen
+
 if TYPE_CHECKING:
     from evalfleet.views.documents import Results
 
@@ -206,6 +208,7 @@ class WatchedRun:
         return {
             "machine": {**entry, **dict(zip(MACHINE_COLUMNS, row, strict=True))},
             "phases": row[MACHINE_COLUMNS.index("phases")],
+            "has_screen": has_screen(state),
             "series": {
                 "columns": ["at", "cpu", "memory", "disk"],
                 "rows": [[each.at // 1000, each.cpu, each.memory, each.disk] for each in samples],

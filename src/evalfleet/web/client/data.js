@@ -1,7 +1,7 @@
 // Where data come from: inside the file, if it is the one to send, else the server.
-import { embedded } from "./route.js";
+import { embedded, encoded } from "./route.js";
 
-export const api = (...parts) => `/api/${parts.map(encodeURIComponent).join("/")}`;
+export const api = (...parts) => `/api/${parts.map(encoded).join("/")}`;
 
 /** What the server, or the file, refuses or does not have: one line for people. */
 class Missing extends Error {

@@ -148,6 +148,7 @@ export function Calls({ calls }) {
 const failed = (call) => Boolean(call.error) || (typeof call.status === "number" && call.status >= 400);
 
 export function Files({ run, attempt, files }) {
+  const [most, setMost] = useState(500);
   if (!files.length) return html`<p class="quiet">No files were kept.</p>`;
-  return html`<ul class="files">${files.slice(0, 500).map(([path, size]) => html`<li key=${path}>${embedded ? html`<span class="mono grow"><${Text} most=${200}>${path}</${Text}></span>` : html`<a class="mono grow" href=${filePath(run, attempt, path)} download><${Text} most=${200}>${path}</${Text}></a>`}<span class="quiet">${bytes(size)}</span></li>`)}</ul>${files.length > 500 && html`<p class="quiet">and ${count(files.length - 500)} more</p>`}`;
+  return html`<ul class="files">${files.slice(0, most).map(([path, size]) => html`<li key=${path}>${embedded ? html`<span class="mono grow"><${Text} most=${200}>${path}</${Text}></span>` : html`<a class="mono grow" href=${filePath(run, attempt, path)} download><${Text} most=${200}>${path}</${Text}></a>`}<span class="quiet">${bytes(size)}</span></li>`)}</ul>${files.length > most && html`<button type="button" onClick=${() => setMost(files.length)}>all ${count(files.length)}</button>`}`;
 }

@@ -17,7 +17,7 @@ export function MachinePage({ name, id }) {
   const now = store.value ? store.now() : Date.now();
   const own = store.value ? attemptsOf(store, machine?.id ?? id) : [];
   return html`<main id="main" tabindex="-1">${store.value && html`<${RunHead} store=${store} here="machine" />`}
-    <div class="head sub"><h2><${Text} most=${80}>${machine?.name ?? id}</${Text}></h2>${machine && html`<span class="quiet">${[machine.place, machine.offer, machine.region, words(machine.phase)].filter(Boolean).map((word) => plain(word, 60)).join(" · ")}</span><span><${Figure} value=${machine.usd} of=${usd} why="its place tells no prices" /></span>`}<span class="spring"></span>${may && store.run?.live && machine && !machine.why && html`<${Vnc} run=${name} id=${id} />`}</div>
+    <div class="head sub"><h2><${Text} most=${80}>${machine?.name ?? id}</${Text}></h2>${machine && html`<span class="quiet">${[machine.place, machine.offer, machine.region, words(machine.phase)].filter(Boolean).map((word) => plain(word, 60)).join(" · ")}</span><span><${Figure} value=${machine.usd} of=${usd} why="its place tells no prices" /></span>`}<span class="spring"></span>${may && store.run?.live && value?.has_screen && !machine.why && html`<${Vnc} run=${name} id=${id} />`}</div>
     ${error && html`<${Problem} error=${error} />`}${machine?.why && html`<p><${Text} most=${600}>${machine.why}</${Text}></p>`}
     ${!machine && !error && html`<${Skeleton} rows=${8} />`}
     <div class="cards">
