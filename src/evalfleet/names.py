@@ -22,6 +22,9 @@ NOTE = ".left_out"
 """Added to the name of an attempt's artefacts: as they arrive, not masked yet; until they are whole; the file
 that lists what stays behind, until they are home."""
 
+SCORE = ".score"
+"""Added to the name of an attempt's artefacts: the folder with what its score command left."""
+
 STEPS = ".steps"
 """The folder of a run with the newest step of each attempt that runs."""
 

@@ -34,6 +34,8 @@ def test_a_start_from_a_dataset_solves_itself_and_waits_for_an_agent(fleet: Flee
     path = f"{stem}/{stem}.toml"
     (step,) = (line.removeprefix("next: ") for line in written.out.splitlines() if line.startswith("next: "))
     assert step.endswith(f"evalfleet run {path} --oracle")
+    (fleet.folder / "open.csv").write_text("question\nWhy?\n")
+    assert "--oracle" not in fleet("init", "open.csv", "--into", "open").out, "its grader accepts anything"
     oracle = fleet("run", path, "--oracle", "--name", "o", "--json")
     assert (oracle.code, oracle.json["success_rate"]) == (0, 1.0), oracle
     assert oracle.json["benchmark"] == f"{stem}-oracle"
@@ -42,7 +44,10 @@ def test_a_start_from_a_dataset_solves_itself_and_waits_for_an_agent(fleet: Flee
         assert (agent.code, agent.json["success_rate"]) == (0, 0.0), agent
         assert set(agent.json["by_domain"]) == {"easy"}
         # the agent is told the question, and not the answer
-        assert fleet("logs", "a", "1").out == "asked {'question': '1 + 1'}\n"
+        graded = "expected '2' and got ''"
+        asked = "asked {'question': '1 + 1'}\n"
+        assert fleet("logs", "a", "1").out == f"{asked}--- its grader ---\n{graded}\n"
+        assert graded in fleet("show", "a", "1").out
 
 
 def test_a_start_without_a_dataset_and_its_schema_fit_together(fleet: Fleet) -> None:

@@ -120,7 +120,7 @@ def test_show_and_the_report_name_outcomes_failures_first(fleet: Fleet) -> None:
     assert "| a_2 | fail | 0.000 |" in report
     job = fleet.folder / "summary.md"
     printed = fleet("report", "r", "--format", "github", env={"GITHUB_STEP_SUMMARY": str(job)}).out
-    assert "::error title=a_2%3A fail (0)::" in printed
+    assert "::warning title=a_2%3A fail (0)::" in printed
     assert job.read_text() == report.removesuffix("\n")
 
 

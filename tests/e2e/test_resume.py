@@ -126,7 +126,8 @@ def test_ctrl_c_drains_and_the_run_can_be_resumed(fleet: Fleet) -> None:
     found = fleet.results()
     assert (found["status"], found["scored"], found["unrun"]) == ("stopped", 2, 2)
     fleet.settled()
-    assert fleet("resume", "r").code == 0
+    again = fleet("resume", "r")
+    assert (again.code, "r is resumed: 2 of 4 tasks to run\n" in again.err) == (0, True), again
     once_each(fleet)
 
 

@@ -37,6 +37,22 @@ def test_watch_ends_with_its_reader(fleet: Fleet) -> None:
     assert run.wait().code == 0
 
 
+def test_words_that_are_nearly_right(fleet: Fleet) -> None:
+    fleet.bench(tasks(1))
+    fleet("run", "b.tml").refused("benchmark 'b.tml' is unknown; did you mean 'b.toml'?")
+    fleet.run("--wrokers", "2").refused("unknown argument '--wrokers'; did you mean '--workers'")
+    fleet("pool", "create", "p", "--wrokers=2").refused("unknown argument '--wrokers=2'; did you mean")
+    fleet("pool", "statsu", "p").refused("VERB is 'statsu'; did you mean 'status'")
+    fleet("metrics", "--port", "abc").refused("--port is 'abc'; write a whole number")
+    for words in (("help", "run"), ("run", "help")):
+        assert fleet(*words).out.startswith("usage: evalfleet run "), words
+    assert fleet.run("--name", "q").code == 0
+    fleet("rm", "nix").refused("there is no run or pool 'nix'")
+    fleet("report", "q", "--format", "pdf").refused("md, json, csv, junit, github, html, site")
+    assert fleet("report", "q", "-o", "-").out == fleet("report", "q").out
+    assert not (fleet.folder / "-").exists()
+
+
 def test_what_the_terminal_cannot_print_is_escaped(fleet: Fleet) -> None:
     fleet.bench([task("a_\N{SNOWMAN}")])
     assert fleet.run().code == 0

@@ -239,10 +239,15 @@ def test_the_summary_says_what_to_do_next(
         "  attempts    4 on 2 machines, 0 retries (result 1)\n"
         "  cost        $0.48 for machines, $0.25 for models, $0.24 a scored task\n"
         "  results     home/run1/results.json\n"
+        "  failed      t_1, t_3\n"
         "  report      evalfleet report run1\n"
         "  next        evalfleet resume run1\n"
         "              evalfleet resume run1 --only broken"
     )
+    poor = copy.deepcopy(mixed)
+    assert poor["stop"] is not None
+    poor["stop"]["reason"] = "budget"
+    assert "evalfleet resume run1 --budget MORE\n" in summary(poor)
     monkeypatch.setenv("PATH", "/nowhere")
     assert f"report      {sys.executable} -m evalfleet report run1\n" in summary(mixed, Path("home/run1"))
 
@@ -263,6 +268,6 @@ def test_an_annotation_cannot_be_escaped_from(mixed: Results) -> None:
     mixed["tasks"][2]["error"] = "x\n::set-env name=A::b 100%"
     lines = report(mixed, "github").splitlines()
     assert len(lines) == 4
-    assert lines[0].startswith("::error title=t_1%3A fail (")
+    assert lines[0].startswith("::warning title=t_1%3A fail (")
     assert "::warning title=t_2%3A broken%3A result::x ::set-env name=A::b 100%25" in lines
     assert lines[-1].startswith("::notice title=run1::1 of 3 passed, 1 broken")

@@ -394,7 +394,8 @@ def test_a_folder_that_holds_something_and_an_unknown_format_are_refused(scores:
     with pytest.raises(RequestError, match="is not empty"):
         scores.export("waa", tmp_path / "tree")
     with pytest.raises(
-        RequestError, match="'waaa' is unknown for this run; write one of md, json, csv, junit, github, waa"
+        RequestError,
+        match="'waaa' is unknown for this run; write one of md, json, csv, junit, github, html, site, waa",
     ):
         scores.export("waaa", tmp_path / "other")
 

@@ -41,6 +41,7 @@ from evalfleet.planning.new_files import has_changed, read_again
 from evalfleet.planning.plan_parts import PlaceSettings, benchmark_of, check_files, secret_names
 from evalfleet.planning.workspace import Workspace
 from evalfleet.state import RunState, is_ungradable
+from evalfleet.views.format import plural
 from evalfleet.views.notable import new_files
 
 from .owners import granting
@@ -214,6 +215,17 @@ async def ready_to_resume(
         changed = f"{order.run} goes on {new_files(new)}" if new else "no file of the benchmark has changed"
         tell(changed)
     return run, order
+
+
+def what_is_left(run: Run, order: Order) -> str:
+    """Return what a run that is resumed still has to do, in words."""
+    state = run.state()
+    only = next((event.only for event in order.first if isinstance(event, RunResumed)), None)
+    left = len(_unsettled(state)) - state.broken if only is None else len(only)
+    running = sum(attempt.outcome is None for attempt in state.attempts.values())
+    adopted = f", {plural(running, 'running attempt')} adopted" if running else ""
+    again = " that broke" if only is not None else ""
+    return f"{run.name} is resumed: {left:,} of {plural(state.total, 'task')}{again} to run{adopted}"
 
 
 def tell_of_changes(run: Run, tell: Callable[[str], None]) -> None:

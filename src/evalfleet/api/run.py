@@ -21,7 +21,7 @@ from evalfleet.errors import RequestError
 from evalfleet.events import Record, StopRequested
 from evalfleet.journal import Store
 from evalfleet.model import AttemptId, RunStatus, Step, TaskId, seconds_between
-from evalfleet.names import artefacts_folder, folder_of, hint
+from evalfleet.names import SCORE, artefacts_folder, folder_of, hint
 from evalfleet.planning.plan_parts import benchmark_of, result_writer_of
 from evalfleet.ports import Stepped
 from evalfleet.state import AttemptState, RunState
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 Observer = Callable[[RunState, Sequence[Record]], None]
 
 
+GRADER_SHOWN = 1000
 LOOK_S = 0.1
 """How often a run that goes on is looked at."""
 CLOSING_S = 5.0
@@ -125,7 +126,7 @@ class Run:
         plan = self.state().plan
         writer = result_writer_of(plan)
         if writer is None or writer.format != format:
-            known = ", ".join((*FORMATS, *([writer.format] if writer else [])))
+            known = ", ".join((*FORMATS, "html", "site", *([writer.format] if writer else [])))
             raise RequestError(f"report format {format!r} is unknown for this run; write one of {known}")
         if plan.models:
             raise RequestError(f"run {self.name!r} has several models, which {format!r} has no folders for")
@@ -179,6 +180,9 @@ class Run:
             for entry in running:
                 if (found := progress.get(AttemptId(entry["attempt"]))) is not None:
                     entry["progress"] = progress_entry(found)
+        for entry in detail["attempts"]:
+            if text := self.graders_log(state.attempts[AttemptId(entry["attempt"])]):
+                entry["grader"] = text[-GRADER_SHOWN:]
         return detail
 
     def steps(self, name: str, seconds: float = 60.0) -> list[StepRow]:
@@ -316,6 +320,15 @@ class Run:
             return None, None
         home = self.folder / artefacts_folder(attempt.task, attempt.id) / LOG
         return attempt, home if home.exists() else None
+
+    def graders_log(self, attempt: AttemptState) -> str:
+        """What the score command of an attempt printed; empty if there was none, or it is not here."""
+        folder = self.folder / artefacts_folder(attempt.task, attempt.id)
+        try:
+            with open(folder.with_name(folder.name + SCORE) / LOG, "rb", opener=plain_opener) as file:
+                return file.read().decode("utf-8", "replace")
+        except OSError:
+            return ""
 
     def why_no_log(self, name: str) -> str:
         """Why the output of a task or an attempt that is over is not here."""

@@ -47,7 +47,7 @@ SAMPLE = """\
 
 FILE = """\
 {comment}
-# Run it: evalfleet run {name}.toml --workers 4      Test it: evalfleet run {name}.toml --oracle
+# Run it: evalfleet run {name}.toml --workers 4{test}
 name = {name_text}
 tasks = {tasks}
 command = ["python3", "agent.py"]      # gets the params as JSON in $EVALFLEET_PARAMS
@@ -173,6 +173,7 @@ def _file(name: str, dataset: str, fields: dict[str, str], params: Sequence[str]
         comment=SCHEMA_COMMENT,
         name=name,
         name_text=json.dumps(name),
+        test=f"      Test it: evalfleet run {name}.toml --oracle" if fields["answer"] else "",
         tasks="{" + ", ".join(parts) + "}",
         grader_files=json.dumps(["grade.py", dataset]),
     )

@@ -6,6 +6,7 @@ import argparse
 import importlib
 import io
 import os
+import re
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
@@ -127,6 +128,10 @@ class _StoreOnce(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
+_INVALID_CHOICE = re.compile(r"argument (.+): invalid choice: '(.*)' \(choose from (.*)\)", re.DOTALL)
+_INVALID_NUMBER = re.compile(r"argument (.+): invalid (int|float) value: '(.*)'", re.DOTALL)
+
+
 class _Parser(argparse.ArgumentParser):
     """A parser that says what is wrong in one line, and where to read on."""
 
@@ -135,7 +140,26 @@ class _Parser(argparse.ArgumentParser):
         for name in (None, "store"):
             self.register("action", name, _StoreOnce)
 
+    def parse_known_args(self, *args: Any, **options: Any) -> Any:
+        found, strange = super().parse_known_args(*args, **options)
+        if strange:
+            from evalfleet.names import hint
+
+            flags = re.findall(r"(?<![\w-])--[a-z][\w-]*", self.format_help())
+            nearest = hint(strange[0].partition("=")[0], flags)
+            nearest = f"; {nearest}" if nearest.startswith("did you mean") else ""
+            self.error(f"unknown argument {strange[0]!r}{nearest}")
+        return found, strange
+
     def error(self, message: str) -> None:  # type: ignore[override]
+        if found := _INVALID_CHOICE.fullmatch(message):
+            from evalfleet.names import hint
+
+            choices = [choice.strip("'") for choice in found[3].split(", ")]
+            message = f"{found[1]} is {found[2]!r}; {hint(found[2], choices)}"
+        elif found := _INVALID_NUMBER.fullmatch(message):
+            number = "whole number" if found[2] == "int" else "number"
+            message = f"{found[1]} is {found[3]!r}; write a {number}"
         print(f"evalfleet: {message} (`{self.prog} --help` says more)", file=sys.stderr)
         raise SystemExit(USAGE_ERROR)
 
@@ -167,6 +191,10 @@ def _main(argv: Sequence[str] | None) -> int:
 
         complete()
     words = list(sys.argv[1:] if argv is None else argv)
+    if len(words) == 2 and words[0] == "help" and words[1] in VERBS:  # and `run help`
+        words = [words[1], "--help"]
+    elif words in (["run", "help"], ["plan", "help"], ["pool", "help"]):
+        words = [words[0], "--help"]
     if not words or words[0] in ("-h", "--help", "help"):
         print(overview())
         return 0 if words else USAGE_ERROR

@@ -154,6 +154,8 @@ def rm(args: argparse.Namespace) -> int:
 
     from .terminal import agreed
 
+    for run in args.runs:
+        Workspace.here().store().stream(run)  # raises RequestError if there is none
     if not args.yes and not agreed(f"delete {plural(len(args.runs), 'run')} with all results"):
         return 1
     deleted: list[str] = []

@@ -136,7 +136,7 @@ def report_arguments(parser: argparse.ArgumentParser) -> None:
         "-o",
         metavar="PATH",
         dest="path",
-        help="write here, not to standard output; html: not to RUN.html",
+        help="write here (-: to standard output, the default); html: not to RUN.html",
     )
     parser.add_argument("--json", action="store_true", help="the same as --format json")
     parser.add_argument(
@@ -169,6 +169,10 @@ def report(args: argparse.Namespace) -> int:
     if args.json and args.format not in (None, "json"):
         raise RequestError(f"--json is --format json: leave it out, or --format {args.format}")
     format = args.format or ("json" if args.json else "md")
+    if args.path == "-" and format not in FORMATS:
+        raise RequestError(
+            f"-o -: the {format} report is files: name a file or folder, or choose --format md"
+        )
     if format in ("html", "site"):
         from evalfleet.web.export import write_report
 
@@ -185,7 +189,7 @@ def report(args: argparse.Namespace) -> int:
     if format == "github" and (job_summary := os.environ.get("GITHUB_STEP_SUMMARY")):
         with Path(job_summary).open("a", encoding="utf-8") as file:
             file.write(report(results, "md"))
-    if args.path is None:
+    if args.path in (None, "-"):
         print(text)
         return 0
     try:
@@ -351,7 +355,8 @@ def init(args: argparse.Namespace) -> int:
     words = {"#": "the number of the row", "": "none was found"}
     print(pairs([(what, words.get(field, field)) for what, field in start.fields.items()]))
     print(f"written: {', '.join(str(folder / name) for name in files)}")
-    print(f"next: {called()} run {shlex.quote(str(folder / start.name))}.toml --oracle")
+    oracle = " --oracle" if start.fields["answer"] else ""  # else its grader accepts anything
+    print(f"next: {called()} run {shlex.quote(str(folder / start.name))}.toml{oracle}")
     return 0
 
 

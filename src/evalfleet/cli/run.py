@@ -294,6 +294,7 @@ def resume(args: argparse.Namespace) -> int:
             from_url=args.from_url,
         )
     )
+    note(resumption.what_is_left(run, order))
     if not args.detach:
         run = result_of(runs.control(workspace, order, run))
         tell = None if args.with_new_files else functools.partial(resumption.tell_of_changes, run, note)

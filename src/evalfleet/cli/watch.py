@@ -149,6 +149,8 @@ def print_task_log(run: Run, name: str, *, follow: bool, as_json: bool) -> int:
             if over and path is None:
                 raise FleetError(run.why_no_log(name))
             if not follow or over or not live or reader_left(LOOK_S):
+                if attempt is not None and not as_json and (graded := run.graders_log(attempt)):
+                    print(f"--- its grader ---\n{visible(graded)}", end="")
                 return 0
     finally:
         if tail is not None:

@@ -58,7 +58,7 @@ from evalfleet.model import (
     after,
     decodable,
 )
-from evalfleet.names import INCOMING, PARTIAL, artefacts_folder
+from evalfleet.names import INCOMING, PARTIAL, SCORE, artefacts_folder
 from evalfleet.policy import proven_online
 from evalfleet.ports import Answer, Channel, HostChannel
 from evalfleet.state import AttemptState, MachineState, exceeds, is_ungradable, is_ungraded, steered_by
@@ -88,8 +88,6 @@ ended."""
 NOT_USED = Metered()
 METER = "meter"
 """The step of a machine's set-up without which no metered attempt can be started."""
-SCORE = ".score"
-"""After the name of an attempt's folder: what its score command left."""
 SCRATCH = ".grading"
 """Where in the run's folder a grader may keep things."""
 

@@ -21,6 +21,7 @@ from .config import Config
 from .plugins import PlaceKind, benchmark_kind, is_known, known, place_kind
 from .values import as_text
 
+NO_BENCHMARKS = {"evalfleet.toml", "pyproject.toml"}
 SPOT = "spot"
 """The setting of places that have machines which may be taken back."""
 
@@ -93,8 +94,10 @@ def benchmark_source(name: str, config: Config, cwd: Path) -> BenchmarkSource:
     if ":" not in name and not is_known("benchmark", name):
         if (cwd / f"{name}.toml").is_file():
             raise RequestError(f"benchmark {name!r} is unknown; did you mean the file {name}.toml?")
+        folder = Path(name).parent
+        files = {str(folder / path.name) for path in (cwd / folder).glob("*.toml")} - NO_BENCHMARKS
         raise RequestError(
-            f"benchmark {name!r} is unknown; {hint(name, {*config.benchmarks, *known('benchmark')})}"
+            f"benchmark {name!r} is unknown; {hint(name, {*config.benchmarks, *known('benchmark'), *files})}"
         )
     return _installed_benchmark(name, name, {}, cwd, f"benchmark {name!r}")
 

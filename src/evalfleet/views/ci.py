@@ -77,7 +77,7 @@ def _annotation(task: TaskResult) -> str:
     broken = task["status"] == "broken"
     title = f"{task['task_id']}: " + (f"broken: {task['cause']}" if broken else f"fail ({task['score']:g})")
     why = clean(task["error"] or "", 500) or "no reason was given"
-    return f"::{'warning' if broken else 'error'} title={_escaped(title, True)}::{_escaped(why)}"
+    return f"::warning title={_escaped(title, True)}::{_escaped(why)}"
 
 
 def _escaped(text: str, is_property: bool = False) -> str:

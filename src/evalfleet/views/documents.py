@@ -265,6 +265,9 @@ class Attempt(OutcomeDetails):
     ]
     superseded: Annotated[OutcomeDetails | None, Meta(description="what came in when it no longer counted")]
     progress: Annotated[AttemptProgress | None, Meta(description="while it runs, and only in `show`")]
+    grader: NotRequired[
+        Annotated[str, Meta(description="the end of what its score command printed, only in `show`")]
+    ]
 
 
 class TaskDetail(TaskFacts):

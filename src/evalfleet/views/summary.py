@@ -38,7 +38,7 @@ LIMIT_REACHED = 3
 REFUSED = 4
 INTERRUPTED = 130
 
-METRICS_SHOWN = MODELS_SHOWN = 8
+METRICS_SHOWN = MODELS_SHOWN = FAILED_SHOWN = 8
 
 
 def exit_code(state: RunState) -> int:
@@ -119,6 +119,7 @@ def summary(results: Results, run_dir: Path | None = None, *, colours: bool = Fa
     rows += [("attempts", _attempts(results)), ("cost", _cost(results["cost"])), *_models(results)]
     if run_dir is not None:
         rows.append(("results", str(run_dir / "results.json")))
+    rows += _failed(results)
     if results["rerun_of"]:
         rows.append(("rerun of", results["rerun_of"]))
     rows.append(("report", f"{called()} report {run}"))
@@ -185,6 +186,12 @@ def _attempts(results: Results) -> str:
     return f"{results['attempts']:,} on {plural(used, 'machine')}, {retries}{causes}"
 
 
+def _failed(results: Results) -> list[tuple[str, object]]:
+    failed = [task["task_id"] for task in results["tasks"] if task["success"] is False]
+    more = f" and {len(failed) - FAILED_SHOWN:,} more" if len(failed) > FAILED_SHOWN else ""
+    return [("failed", f"{', '.join(failed[:FAILED_SHOWN])}{more}")] if failed else []
+
+
 def _machines(results: Results) -> str:
     """Said where fewer were had than were asked for, or not at the first offer."""
     got = sum(machine["ready_at"] is not None for machine in results["machines"])
@@ -230,14 +237,16 @@ def next_steps(results: Results) -> list[str]:
         return [f"evalfleet watch {run}", f"evalfleet resume {run} # if nothing works on it any more"]
     if results["places"] == [IMPORTED]:
         return []
+    # with the same budget it would stop at once
+    more = " --budget MORE" if (results["stop"] or {}).get("reason") == "budget" else ""
     if results["unrun"] > results["answered"]:
-        steps.append(f"evalfleet resume {run}")
+        steps.append(f"evalfleet resume {run}{more}")
         if results["status"] == "failed" and any(m["cause"] == "setup" for m in results["machines"]):
             steps = [f"evalfleet resume {run} --with-new-files # once the set-up is mended"]
     elif results["answered"]:
         steps.append(f"evalfleet grade {run}")
     if results["broken"]:
-        steps.append(f"evalfleet resume {run} --only broken")
+        steps.append(f"evalfleet resume {run} --only broken{more}")
     return steps
 
 

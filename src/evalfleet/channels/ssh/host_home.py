@@ -27,7 +27,7 @@ from evalfleet.model import decodable
 from evalfleet.ports import Fence
 
 from .hosts import SshHost, converse
-from .target import HostDown, HostLost, HostRefused, NoMachine
+from .target import AS_POOL, HostDown, HostLost, HostRefused, NoMachine
 
 NO_MACHINE, NO_SUPERVISOR, OLD_PYTHON = 96, 97, 98
 NO_COMMAND = (126, 127)
@@ -117,11 +117,17 @@ class HostHolder(Struct, frozen=True):
     """Who made it, and where: `user@computer:/home`; empty where an earlier version made it."""
     since_s: float = 0.0
 
+    @property
+    def is_pool(self) -> bool:
+        return self.owner.endswith(AS_POOL)
+
     def told(self, own_home: str) -> str:
         """Whose it is and since when, for people."""
         machine = unquote(self.folder)
         run = machine.rsplit("-", 2)[0]
-        whose = "this home" if self.home == own_home else self.owner or f"home {self.home}"
+        owner = self.owner.removesuffix(AS_POOL)
+        whose = "this home" if self.home == own_home else owner or f"home {self.home}"
+        run = f"pool {run}" if self.is_pool else run
         since = datetime.now(UTC) - timedelta(seconds=max(0.0, self.since_s))
         return plain(f"{run} of {whose}, since {since.astimezone().isoformat(' ', 'minutes')}")
 
@@ -197,7 +203,7 @@ class HostHome(Struct, frozen=True):
                     if process.exit_status != 0:  # the script itself always succeeds
                         raise self._no_shell(process.exit_status, errors or said)
         except TimeoutError:
-            raise HostDown(f"{self.host.name} does not answer") from None
+            raise HostDown(f"{self.host.name} does not answer: nothing within {LISTING_S:g} s") from None
         return self.machines_in(said)
 
     def machines_in(self, said: bytes) -> list[SeenMachine]:
@@ -215,7 +221,7 @@ class HostHome(Struct, frozen=True):
                 said, errors = await converse(process, Path(facts.__file__).read_bytes())
                 status = process.exit_status
         except TimeoutError:
-            raise HostDown(f"{self.host.name} does not answer") from None
+            raise HostDown(f"{self.host.name} does not answer: nothing within {FACTS_S:g} s") from None
         self.check(status, errors)
         return self.facts_in(said)
 

@@ -18,6 +18,10 @@ _TARGET = re.compile(
 )
 
 
+AS_POOL = " (pool)"
+"""The end of what a host is told of the owner of a pool's machine."""
+
+
 class HostDown(OSError):
     """The host does not answer now. Nothing was asked of it."""
 

@@ -108,6 +108,9 @@ COLUMNS = ("host", "key", "login", "python", "cpus", "memory", "disk free", "gpu
 """What is shown of every host; what is not known is a dash."""
 
 
+SWITCH_ON = "switch it on, or take it out of `hosts`"
+
+
 async def examine_host(host_home: HostHome, needs: Needs, most: int, trusting: str) -> Check:
     """One host. `most`: machines that it may carry; `trusting`: what to do about an unknown key."""
     name = host_home.host.name
@@ -124,7 +127,7 @@ async def examine_host(host_home: HostHome, needs: Needs, most: int, trusting: s
         return Check(name, "bad", err.what, remedy, facts)
     except (HostDown, HostLost) as err:
         why = str(err).removeprefix(f"{name} ").removeprefix(f"{name}: ")
-        return Check(name, "bad", why, "switch it on, or take it out of `hosts`", facts)
+        return Check(name, "bad", why, SWITCH_ON, facts)
     facts |= columns_of(told, host_home.home)
     if shortage := missing(told, needs):
         return Check(name, "bad", shortage, "take it out of `hosts`, or lower `needs`", facts)
@@ -132,7 +135,12 @@ async def examine_host(host_home: HostHome, needs: Needs, most: int, trusting: s
         return Check(name, "bad", "its home cannot be written to", "mend that", facts)
     others = [each for each in told.held if each.home != host_home.home]
     if len(told.held) >= most:
-        wait = "wait until it is given back, or ask them" if others else "a run of yours uses it"
+        own = (
+            "a pool of yours has it: `evalfleet pool ls`"
+            if told.held[0].is_pool
+            else "a run of yours uses it"
+        )
+        wait = "wait until it is given back, or ask them" if others else own
         return Check(name, "warn", f"held by {told.held[0].told(host_home.home)}", wait, facts)
     return Check(name, "good", "free", "", facts)
 

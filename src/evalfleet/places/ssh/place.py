@@ -17,6 +17,7 @@ from msgspec import Meta, Struct
 
 from evalfleet.channels.samples import Load, Samples
 from evalfleet.channels.ssh.target import (
+    AS_POOL,
     Access,
     HostDown,
     HostKeyUnknown,
@@ -31,7 +32,7 @@ from evalfleet.model import Machine, MachineId, Needs, Offer
 from evalfleet.ports import Belonging, Channel, Check, Dialled, Fence, HostKey, PlaceContext, Preflight
 from evalfleet.version import install_command
 
-from .examination import LONGEST_ASIDE_S, examine_host, host_key, write_down
+from .examination import LONGEST_ASIDE_S, SWITCH_ON, examine_host, host_key, write_down
 from .fleet import NO_ANSWER, HostFleet, by_hand, plain, trusting
 from .records import Records
 
@@ -124,6 +125,7 @@ class SshPlace(Preflight):
         self._context = context
         self._secrets = context.secrets
         self._owner = f"{_user()}@{socket.gethostname()}:{context.home.absolute()}"
+        self._owner += AS_POOL if context.for_pool else ""
         self._samples = Samples(context.home)
         self._turns: dict[MachineId, asyncio.Lock] = {}
         self._creates = asyncio.Semaphore(CREATES)
@@ -173,6 +175,9 @@ class SshPlace(Preflight):
         what, most = trusting(self._name), self._settings.max_per_host
         homes = self._fleet.homes.values()
         checks = await asyncio.gather(*(examine_host(each, needs, most, what) for each in homes))
+        if len(checks) > 1 and all(check.remedy == SWITCH_ON for check in checks):
+            remedy = "look at this computer's own network first (VPN, firewall, `jump`)"
+            return (*checks, Check("hosts", "bad", f"none of {len(checks)} hosts answers", remedy))
         usable = sum(check.verdict == "good" for check in checks) * most
         if usable >= workers:
             return checks
