@@ -26,6 +26,23 @@ def test_an_agent_that_breaks_its_attempt_has_had_it(fleet: Fleet, way: str) -> 
     assert (sabotaged["status"], sabotaged["attempts"]) == ("broken", 1)
 
 
+REMOVALS = {
+    "the machine's folder": 'rm -rf "$EVALFLEET_MACHINE"',
+    "what jobs are in": 'rm -rf "$EVALFLEET_MACHINE/jobs"',
+    "the benchmark's files": 'rm -rf "$EVALFLEET_MACHINE/bundles"',
+}
+
+
+@pytest.mark.parametrize("way", REMOVALS)
+def test_an_agent_that_removes_what_its_machine_needs_breaks_no_other_task(fleet: Fleet, way: str) -> None:
+    fleet.bench([task("evil_1", REMOVALS[way]), *(task(f"good_{n}") for n in range(1, 6))])
+    done = fleet.run("--workers", "1", "--attempts", "1", "--schedule", "fifo", "--canary", "0", "--json")
+    assert done.code == 1, done
+    broken = {each["task_id"] for each in fleet.results()["tasks"] if each["status"] != "scored"}
+    assert broken == {"evil_1"}
+    fleet.settled()
+
+
 def test_strictly_a_broken_task_is_a_failed_one(fleet: Fleet) -> None:
     fleet.bench([task("a", "exit 3"), task("b", "score 1")])
     done = fleet.run("--attempts", "1", "--strict", "--json")

@@ -70,6 +70,8 @@ class LocalMover:
         target = self._directory / "bundles" / bundle.digest
         if target.is_dir():
             return
+        if not target.parent.is_dir():
+            raise ChannelError(f"there is no machine at {self._directory}")
         try:
             await asyncio.to_thread(put_files, bundle, target)
         except OSError as err:

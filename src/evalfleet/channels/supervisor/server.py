@@ -248,6 +248,8 @@ class Server:
             return self.clients.refuse(client, n, "garbage", "say hello first", close=True)
         if client.run is not None:
             self.heard = time.monotonic()
+        if not self.has_folders():
+            return self.give_up()
         try:
             answer = act(self, client, message)
         except Refused as refusal:
@@ -480,6 +482,15 @@ class Server:
         for client, n in self.waiting.pop(job.id, ()):
             self.clients.answer(client, {"n": n})
 
+    def has_folders(self) -> bool:
+        """Return False if a job has removed what no job can be started without."""
+        return os.path.isdir("jobs") and os.path.isdir("bundles")
+
+    def give_up(self) -> None:
+        """End without an answer. The machine is lost, or its next supervisor makes the folders again."""
+        self.done = True
+        self.jobs.kill_everything("lost")
+
     def on_wants(self, job: HostJob, told: dict[str, Any]) -> None:
         """A job's model calls wait for more money: only a controller can grant it."""
         names = ("usd", "tokens", "unknown_usd", "unknown_tokens")
@@ -489,10 +500,8 @@ class Server:
     def beat(self, now: float) -> None:
         self.beat_at = now + BEAT_S
         self.jobs.tidy(now)
-        if not os.path.exists(self.jobs.home):  # our directory was removed under us
-            self.done = True
-            self.jobs.kill_everything("lost")
-            return
+        if not self.has_folders():
+            return self.give_up()
         told: dict[str, Any] = {
             "push": "beat",
             "at": time.time(),
