@@ -26,6 +26,27 @@ def test_an_agent_that_breaks_its_attempt_has_had_it(fleet: Fleet, way: str) -> 
     assert (sabotaged["status"], sabotaged["attempts"]) == ("broken", 1)
 
 
+EVICT = """
+import json, os, socket
+folder = os.environ["EVALFLEET_MACHINE"]
+line = socket.socket(socket.AF_UNIX)
+line.connect(folder + "/supervisor.sock")
+key = open(folder + "/key").read().strip()
+line.sendall(json.dumps({"op": "evict", "n": 1, "key": key}).encode() + b"\\n")
+line.recv(100)
+"""
+
+
+def test_an_eviction_that_the_place_knows_nothing_of_holds_nothing_up(fleet: Fleet) -> None:
+    """The key is in reach of what is not isolated. A place that evicts no machines is not waited for."""
+    (fleet.folder / "evict.py").write_text(EVICT)
+    fleet.bench([task("a", "python3 evict.py; sleep 60"), task("b")], files=["run.sh", "evict.py"])
+    done = fleet.run("--attempts", "1", "--json")
+    assert done.code == 1, done
+    found = {each["task_id"]: (each["status"], each["attempts"]) for each in fleet.results()["tasks"]}
+    assert found == {"a": ("broken", 1), "b": ("scored", 1)}
+
+
 REMOVALS = {
     "the machine's folder": 'rm -rf "$EVALFLEET_MACHINE"',
     "what jobs are in": 'rm -rf "$EVALFLEET_MACHINE/jobs"',

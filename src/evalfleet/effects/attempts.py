@@ -352,15 +352,15 @@ async def _is_gone(tools: Tools, machine: MachineState, ended: Ended) -> bool:
     A job can write what its machine reads: nothing that is said there is believed where it would give the
     task another attempt for nothing. A machine that is told beforehand is still there for a while.
     """
-    patience_s = EVICTION_S if ended.reason == "evicted" else LOOK_S
+    evictable = ended.reason == "evicted" and (machine.offer.spot or machine.offer.queues)
     with suppress(TimeoutError, PlaceError):
-        async with asyncio.timeout(patience_s):
+        async with asyncio.timeout(EVICTION_S if evictable else LOOK_S):
             while True:
                 seen = await tools.find(machine)
                 if seen is None or seen.phase not in ("pending", "up") or seen.start != machine.start:
                     report_gone(tools, machine, seen)
                     return True
-                if ended.reason != "evicted":
+                if not evictable:
                     return False
                 await asyncio.sleep(tools.pace.poll_s * 5)
     return False
