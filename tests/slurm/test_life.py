@@ -320,6 +320,15 @@ async def test_a_job_is_cancelled_at_once_and_not_only_after_the_next_poll(
         await deletion
 
 
+async def test_a_machine_comes_and_goes_sooner_than_squeue_is_usually_asked(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    async with site(cluster, tmp_path, poll_s=600.0) as at:
+        await asyncio.wait_for(at.up(), PATIENCE_S)
+        await asyncio.wait_for(at.place.delete(MACHINE), PATIENCE_S)
+        assert await find(at.place, MACHINE) is None
+
+
 async def test_a_machine_that_somebody_cancels_is_gone(cluster: Cluster, tmp_path: Path) -> None:
     async with site(cluster, tmp_path) as at:
         up = await at.up()

@@ -18,8 +18,8 @@ import secrets
 import shlex
 import socket
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -64,6 +64,8 @@ if TYPE_CHECKING:
 PILOT = Path(__file__).with_name("pilot.py")
 KILL_WAIT_S = 60.0
 """How long Slurm may take to end a job: it asks first, and kills later."""
+SOON_S = 2.0
+"""While a job is being submitted or ended, `squeue` is asked this often, if `poll_s` is longer."""
 ORDER_POLLS = 6
 REMOTE_LOOK_S = 2.0
 """Folders of a login node are looked at no more often than this: each time costs it a process."""
@@ -145,6 +147,7 @@ class SlurmPlace(Preflight):
         self._order_at = 0.0
         self._turns: dict[MachineId, asyncio.Lock] = {}
         self._taken = False
+        self._waiting = 0
 
     @classmethod
     def make(cls, name: str, settings: SlurmSettings, context: PlaceContext) -> SlurmPlace:
@@ -280,7 +283,17 @@ class SlurmPlace(Preflight):
     # -- what exists ---------------------------------------------------------------------------------
 
     def _pause_s(self) -> float:
-        return max(0.0, self._queue.asked_at + self._settings.poll_s - time.monotonic())
+        pause_s = min(SOON_S, self._settings.poll_s) if self._waiting else self._settings.poll_s
+        return max(0.0, self._queue.asked_at + pause_s - time.monotonic())
+
+    @contextmanager
+    def _soon(self) -> Generator[None]:
+        """Meanwhile a job is about to change, and its machine waits for the word."""
+        self._waiting += 1
+        try:
+            yield
+        finally:
+            self._waiting -= 1
 
     async def _ask(self) -> Queue:
         asked_at = time.monotonic()
@@ -320,7 +333,8 @@ class SlurmPlace(Preflight):
         self._recorded[pool] = recorded
         unknown = recorded - self._queue.by_id.keys() - self._asked_for
         if unknown or self._pause_s() == 0.0:
-            await self._ask_queue.fresh()
+            with self._soon() if unknown else nullcontext():
+                await self._ask_queue.fresh()
             self._asked_for = (self._asked_for & recorded) | unknown
             survey = await self._look_around.fresh()  # what Slurm says of a job must not be newer
         ours = f"{self._prefix}{prefix}"
@@ -445,7 +459,8 @@ class SlurmPlace(Preflight):
             site, name = await self._here(), job_name(machine)
             about = {"root": f"{site.shared}/{home}", "name": name}
             await self._do("doom", "machine", **about)
-            await self._end(machine, f"evalfleet-{home}-{name}")
+            with self._soon():
+                await self._end(machine, f"evalfleet-{home}-{name}")
             if self._bucket is not None:
                 await self._bucket.remove(home, machine)
             await self._do("remove", "machine", **about, supervisor=site.supervisor)
