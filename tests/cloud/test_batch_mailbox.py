@@ -338,7 +338,11 @@ def test_a_container_image_that_is_not_there_ends_the_place(batch: StandIn, tmp_
     until(lambda: not batch.left(), lambda: f"{batch.left()}")
 
 
-def test_a_private_registry_takes_the_password_which_nobody_else_sees(batch: StandIn, tmp_path: Path) -> None:
+def test_a_private_registry_takes_the_password_which_nobody_else_sees(
+    batch: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variables = {**batch.service_principal(), "ACR_PASSWORD": SECRET}
+    monkeypatch.setattr(batch, "service_principal", lambda **_: variables)
     batch.service.registries["evals.azurecr.io"] = {"username": "evals", "password": SECRET}
 
     async def act(made: AzureBatchPlace) -> None:
@@ -351,7 +355,6 @@ def test_a_private_registry_takes_the_password_which_nobody_else_sees(batch: Sta
         batch.do(lambda: run.end(0))
         await made.delete(ONE)
 
-    (tmp_path / "password").write_text(f"{SECRET}\n")
     play(batch, tmp_path, act, **PRIVATE, registry_password="ACR_PASSWORD")
     until(lambda: not batch.left(), lambda: f"{batch.left()}")
 

@@ -84,6 +84,7 @@ EVENTS: tuple[Event, ...] = (
     ev.RunSteered("end", "ann@desk", attempt=A),
     ev.RunSteered("drain", "ann@desk", machine=M),
     ev.RunEnded("failed"),
+    ev.Ignored(),
 )
 
 
