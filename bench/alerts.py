@@ -19,6 +19,7 @@ from pathlib import Path
 from msgspec import structs
 
 from evalfleet import events as ev
+from evalfleet.alert_rules import DEFAULTS
 from evalfleet.channels.samples import Sample
 from evalfleet.journal import Store
 from evalfleet.model import (
@@ -42,7 +43,7 @@ from evalfleet.model import (
 from evalfleet.names import machine_id
 from evalfleet.state import RunState, apply
 from evalfleet.views.alert_watch import ENDED, LOOK_S, AlertWatch, read_alerts
-from evalfleet.views.alerts import CHECKS, Situation
+from evalfleet.views.alerts import Situation
 from evalfleet.views.progress import Progress
 
 from .result import Figures, Result, at_least, at_most, rounded
@@ -108,7 +109,7 @@ Happening = Callable[[Replay], float]
 
 
 def _after_s(rule: str) -> float:
-    return CHECKS[rule][1].after_s
+    return DEFAULTS[rule].after_s
 
 
 def _stuck(run: Replay) -> float:
@@ -166,17 +167,6 @@ def _promise(run: Replay) -> float:
     return 0.0
 
 
-def _model_errors(run: Replay) -> float:
-    for task in range(3):
-        run.attempt(task, Broken(Cause.MODEL, "429: out of quota"))
-    return 0.0
-
-
-def _queue(run: Replay) -> float:
-    run.tell(ev.MachineQueued(run.machines[0]))
-    return _after_s("queue_longer_than_planned")
-
-
 def _left(run: Replay) -> float:
     run.tell(ev.MachineCondemned(run.machines[0], "the run is over"))
     run.tell(ev.MachineDeleteRefused(run.machines[0], "a lock"))
@@ -209,15 +199,13 @@ CASES: dict[str, tuple[str, Happening]] = {
     "budget 80%": ("budget", _spent(0.8)),
     "budget 100%": ("budget", _spent(1.0)),
     "promise_at_risk": ("promise_at_risk", _promise),
-    "model_error_repeated": ("model_error_repeated", _model_errors),
-    "queue_longer_than_planned": ("queue_longer_than_planned", _queue),
     "machines_left": ("machines_left", _left),
     "machines_left, not deleted": ("machines_left", _undeleted),
     "run_ended": (ENDED, _ended),
 }
-OF_A_SERVICE = {"queue_longer_than_planned", "no_sign_of_life"}
+OF_A_SERVICE = {"no_sign_of_life"}
 """The machines of these are a service's."""
-NOT_READY = {"container_startup_timeout", "docker_pull_slow", "queue_longer_than_planned"}
+NOT_READY = {"container_startup_timeout", "docker_pull_slow"}
 """The machines of these are not there yet."""
 
 
@@ -229,10 +217,10 @@ def run(quick: bool) -> Result:
             with tempfile.TemporaryDirectory() as folder:
                 seconds[name], told = _replay(name, Path(folder), url, took)
                 again += max(told - 1, 0)
-    missing = [rule for rule in CHECKS if not any(rule == case for case, _ in CASES.values())]
+    missing = [rule for rule in DEFAULTS if not any(rule == case for case, _ in CASES.values())]
     late = [value if value is not None else 1e9 for value in seconds.values()]
     figures: Figures = {
-        "rules": len(CHECKS),
+        "rules": len(DEFAULTS),
         "looks_every_s": LOOK_S,
         "seconds_after_its_cause": {
             name: None if value is None else rounded(value, 3) for name, value in seconds.items()
@@ -245,7 +233,7 @@ def run(quick: bool) -> Result:
     aims = {
         "worst_s": at_most(max(late), LATEST_S),
         "told_again": at_most(again, 0),
-        "rules_replayed": at_least(len(CHECKS) - len(missing), len(CHECKS)),
+        "rules_replayed": at_least(len(DEFAULTS) - len(missing), len(DEFAULTS)),
     }
     return Result("alerts", figures, aims)
 

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
+from evalfleet import alert_rules
 from evalfleet.errors import RequestError
 from evalfleet.model import NOBODY, Alerting, AlertRule, Notify
 from evalfleet.names import hint
@@ -175,8 +176,6 @@ def _notify(table: Table, where: str) -> Notify:
 
 def _alerting(table: Table, where: str) -> Alerting:
     """The rules as the file changes them. RequestError names a rule that is unknown, and the nearest."""
-    from evalfleet.views.alerts import ABOUT_A_MACHINE, ABOUT_AN_ATTEMPT, AUTOMATIC, CHECKS
-
     cool_down_s = table.get("cool_down_s", Alerting().cool_down_s)
     if isinstance(cool_down_s, bool) or not isinstance(cool_down_s, int | float) or cool_down_s < 0:
         raise RequestError(f"{where}: 'cool_down_s' is {str(cool_down_s)[:80]!r}; write seconds such as 1800")
@@ -187,13 +186,15 @@ def _alerting(table: Table, where: str) -> Alerting:
     for name, changes in table.items():
         if name in ("cool_down_s", "dashboard"):
             continue
-        if name not in CHECKS:
-            raise RequestError(f"{where}: there is no alert {name!r}; {hint(name, CHECKS)}")
-        usual: dict[str, Any] = msgspec.to_builtins(CHECKS[name][1])
+        if name in alert_rules.REMOVED:
+            raise RequestError(f"{where}: the alert {name!r} was removed; {alert_rules.REMOVED[name]}")
+        if name not in alert_rules.DEFAULTS:
+            raise RequestError(f"{where}: there is no alert {name!r}; {hint(name, alert_rules.DEFAULTS)}")
+        usual: dict[str, Any] = msgspec.to_builtins(alert_rules.DEFAULTS[name])
         given = _table(changes, f"{where[:-1]}.{name}]")
         rule = rules[name] = convert({**usual, **given}, AlertRule, f"{where[:-1]}.{name}]")
-        machines = dict.fromkeys(("drain", "replace"), ABOUT_A_MACHINE)
-        about = {"end": ABOUT_AN_ATTEMPT, "auto": AUTOMATIC, **machines}
+        machines = dict.fromkeys(("drain", "replace"), alert_rules.ABOUT_A_MACHINE)
+        about = {"end": alert_rules.ABOUT_AN_ATTEMPT, "auto": alert_rules.AUTOMATIC, **machines}
         if rule.act in about and name not in about[rule.act]:
             can = ", ".join(sorted(about[rule.act]))
             raise RequestError(f"{where[:-1]}.{name}]: act = {rule.act!r} is only for {can}")

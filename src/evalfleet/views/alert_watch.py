@@ -19,6 +19,7 @@ from urllib.parse import quote
 import msgspec
 from msgspec import structs
 
+from evalfleet.alert_rules import DEFAULTS, LIFELESS, UNHEALTHY
 from evalfleet.channels.samples import ENGINE_DOWN, EVERY_S, Newest, Sample, read_newest, read_series
 from evalfleet.errors import FleetError
 from evalfleet.events import RunSteered
@@ -29,7 +30,7 @@ from evalfleet.state import RunState, objection
 from evalfleet.version import __version__
 
 from . import notify as telling
-from .alerts import CHECKS, LIFELESS, UNHEALTHY, Alert, Raised, Situation, act_of, holding, is_quiet
+from .alerts import Alert, Raised, Situation, act_of, holding, is_quiet
 from .format import iso, url_part
 from .progress import read_progress
 
@@ -55,7 +56,7 @@ def situation_of(home: Path, state: RunState, now: Micros, alerting: Alerting | 
     """What rules look at, read from the files beside the journal."""
     wall = time.time_ns() // 1000
     rules = (alerting or Alerting()).rules
-    used_up, lifeless = (rules.get(name, CHECKS[name][1]) for name in (UNHEALTHY, LIFELESS))
+    used_up, lifeless = (rules.get(name, DEFAULTS[name]) for name in (UNHEALTHY, LIFELESS))
     last_bytes = round((max(used_up.after_s, lifeless.after_s) + SPARE_S) / EVERY_S * LINE_BYTES)
     progress = read_progress(home, state, wall)
     series: dict[MachineId, list[Sample]] = {
@@ -216,7 +217,7 @@ class AlertWatch:
         }
         for alert in alerts:
             key = (alert.rule, alert.subject)
-            rule = self._alerting.rules.get(alert.rule, CHECKS[alert.rule][1])
+            rule = self._alerting.rules.get(alert.rule, DEFAULTS[alert.rule])
             if key not in new and (rule.act != "auto" or key in self._acted):
                 continue
             asked = steering_of(act_of(situation, rule, alert), alert)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
+from evalfleet.alert_rules import AFTER_THE_END, AUTOMATIC, DEFAULTS, LIFELESS, UNHEALTHY
 from evalfleet.channels.samples import ENGINE_DOWN, Sample
 from evalfleet.model import (
     SECOND,
@@ -21,7 +22,6 @@ from evalfleet.model import (
     AlertRule,
     AttemptId,
     Broken,
-    Cause,
     MachineId,
     Micros,
     Scored,
@@ -36,8 +36,6 @@ from .stats import at_risk, machines_usd, retries
 
 FEW_ATTEMPTS = 10
 FEW_SCORED = 5
-UNHEALTHY = "compute_node_unhealthy"
-LIFELESS = "no_sign_of_life"
 GAP_S = 30.0
 """Samples further apart than this do not tell what was between them."""
 
@@ -229,31 +227,6 @@ def _promise(situation: Situation, rule: AlertRule) -> Found:
         yield told.partition(":")[0].replace(" may ", " will "), told, None, None
 
 
-def _model_errors(situation: Situation, rule: AlertRule) -> Found:
-    state = situation.state
-    if state.causes[Cause.MODEL] < rule.count:
-        return
-    newest = islice(reversed(state.attempts.values()), 500)
-    broken = (attempt.outcome for attempt in newest if isinstance(attempt.outcome, Broken))
-    alike = Counter(outcome.detail[:200] for outcome in broken if outcome.cause is Cause.MODEL)
-    for number, (_, many) in enumerate(alike.most_common(5)):
-        if many >= rule.count:
-            text = f"{many} attempts broke by the same error of the model: `evalfleet show` has it"
-            yield f"error {number}", text, None, None
-
-
-def _queue(situation: Situation, rule: AlertRule) -> Found:
-    for machine in situation.state.coming:
-        known = situation.state.machines[machine]
-        if known.phase == "queued" and known.queued_at is not None:
-            waited, planned = seconds_between(known.queued_at, situation.now), known.offer.queue_s
-            if waited >= (rule.after_s if planned is None else rule.factor * planned):
-                text = f"{clean(known.name)} has waited in its place's queue for {duration(waited)}"
-                if planned is not None:
-                    text += f", where {duration(planned)} were expected"
-                yield machine, text, machine, None
-
-
 def _left(situation: Situation, rule: AlertRule) -> Found:
     for machine in situation.state.undeleted:
         known = situation.state.machines[machine]
@@ -278,42 +251,27 @@ def _ended(situation: Situation, rule: AlertRule) -> Found:
         )
 
 
-CHECKS: dict[str, tuple[Check, AlertRule]] = {
-    "job_stuck_no_progress": (_stuck, AlertRule(after_s=900.0)),
-    LIFELESS: (_lifeless, AlertRule("critical", after_s=600.0, share=0.05, act="auto")),
-    "container_startup_timeout": (_startup, AlertRule(after_s=1200.0)),
-    UNHEALTHY: (_unhealthy, AlertRule("critical", after_s=300.0, share=0.95, act="auto")),
-    "slow_task_execution": (_slow, AlertRule("info", factor=2.0)),
-    "high_retry_rate": (_retries, AlertRule(share=0.2)),
-    "docker_pull_slow": (_pull, AlertRule(after_s=300.0)),
-    "budget": (_budget, AlertRule()),
-    "promise_at_risk": (_promise, AlertRule(count=5)),
-    "model_error_repeated": (_model_errors, AlertRule(count=3)),
-    "queue_longer_than_planned": (_queue, AlertRule(after_s=3600.0, factor=1.0)),
-    "machines_left": (_left, AlertRule("critical", after_s=1200.0)),
-    "run_ended": (_ended, AlertRule("info")),
+CHECKS: dict[str, Check] = {
+    "job_stuck_no_progress": _stuck,
+    LIFELESS: _lifeless,
+    "container_startup_timeout": _startup,
+    UNHEALTHY: _unhealthy,
+    "slow_task_execution": _slow,
+    "high_retry_rate": _retries,
+    "docker_pull_slow": _pull,
+    "budget": _budget,
+    "promise_at_risk": _promise,
+    "machines_left": _left,
+    "run_ended": _ended,
 }
-"""Every rule, with what it is unless evalfleet.toml says otherwise."""
-AUTOMATIC = frozenset({LIFELESS, UNHEALTHY})
-"""The rules that know by themselves when a service's node is to be replaced."""
-ABOUT_AN_ATTEMPT = frozenset({"job_stuck_no_progress", LIFELESS, "slow_task_execution"})
-ABOUT_A_MACHINE = ABOUT_AN_ATTEMPT | {
-    "container_startup_timeout",
-    UNHEALTHY,
-    "docker_pull_slow",
-    "queue_longer_than_planned",
-}
-"""The rules that name one which takes tasks, or is to take some: an attempt's is its machine."""
-AFTER_THE_END = ("machines_left", "run_ended")
-"""The rules that have something to say of a run that is over."""
 
 
 def holding(situation: Situation, alerting: Alerting) -> list[Alert]:
     """What the rules have to say now, whether it was said before or not."""
     over = situation.state.ended_at is not None
     found: list[Alert] = []
-    for name, (check, usual) in CHECKS.items():
-        rule = alerting.rules.get(name, usual)
+    for name, check in CHECKS.items():
+        rule = alerting.rules.get(name, DEFAULTS[name])
         if rule.on and (not over or name in AFTER_THE_END):
             for subject, text, machine, attempt in check(situation, rule):
                 found.append(Alert(name, subject, rule.severity, text, situation.now, machine, attempt))

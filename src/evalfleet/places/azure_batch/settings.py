@@ -104,7 +104,7 @@ class AzureBatchSettings(VmSettings, frozen=True, forbid_unknown_fields=True):
     ] = 1200.0
     expected_queue_s: Annotated[
         Annotated[float, Meta(ge=0)] | None,
-        Meta(description="a job that waits for longer is told by the alert `queue_longer_than_planned`"),
+        Meta(description="seconds that a job is expected to wait in the queue; for estimates"),
     ] = None
     poll_s: Annotated[
         float, Meta(gt=0, description="Batch is asked no more often than this, or 2 s while a node starts")

@@ -90,7 +90,7 @@ class AzureMlSettings(Struct, frozen=True, forbid_unknown_fields=True):
     ] = 3600.0
     expected_queue_s: Annotated[
         Annotated[float, Meta(ge=0)] | None,
-        Meta(description="a job that waits for longer is told by the alert `queue_longer_than_planned`"),
+        Meta(description="seconds that a job is expected to wait in the queue; for estimates"),
     ] = None
     prepare_s: Annotated[
         float, Meta(gt=0, description="a job whose image is not there for longer is given up")

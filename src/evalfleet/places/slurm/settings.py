@@ -44,7 +44,7 @@ class SlurmSettings(Struct, frozen=True, forbid_unknown_fields=True):
     ] = None
     expected_queue_s: Annotated[
         Annotated[float, Meta(ge=0)] | None,
-        Meta(description="a job that waits for longer is told by the alert `queue_longer_than_planned`"),
+        Meta(description="seconds that a job is expected to wait in the queue; for estimates"),
     ] = None
     poll_s: Annotated[float, Meta(gt=0, description="squeue is asked no more often than this")] = 10.0
     sbatch: Annotated[tuple[str, ...], Meta(description="more options of sbatch")] = ()
