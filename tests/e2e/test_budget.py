@@ -199,9 +199,10 @@ def test_tokens_are_bounded(fleet: Fleet, models: Served) -> None:
 
 def test_a_model_without_a_price_is_refused_where_there_is_a_budget(fleet: Fleet, models: Served) -> None:
     metered(fleet, models, [task("a", "call('other'); score(1)")])
-    assert fleet.run("--budget", "1").code == 3
-    assert "no price is known for the model 'other'" in fleet.results()["stop"]["detail"]
-    assert models.sums()["calls"] == 0
+    assert fleet.run("--budget", "1", "--attempts", "1").code == 1
+    assert fleet.results()["causes"] == {"model": 1}
+    assert "no price is known for the model 'other'" in fleet.task("a")["error"]
+    assert models.sums()["requests"] == 0
 
 
 def test_a_budget_below_one_call_is_refused_before_anything_is_spent(
