@@ -228,7 +228,6 @@ def ask_cluster(data: bytes, folder: Path, show: Show) -> None:
 
     async def ask() -> Sight:
         jobs = [*await slurm.jobs(), *await slurm.ended(("1",))]
-        await slurm.restarts(("1",))
         with _refusals(show):
             await slurm.longest_s("main")
         return Sight(queue_of(0.0, jobs), await slurm.order(), 1.8e9, 0.0, 3600.0)

@@ -192,7 +192,7 @@ def test_a_click_is_told_in_pixels_of_its_screenshot(tmp_path: Path) -> None:
     out.mkdir()
     (tmp_path / "miniwob/__init__.py").touch()
     (pages / "click.html").write_text(PAGE)
-    agent = [sys.executable, DEMO / "miniwob/miniwob_agent.py", browser]
+    agent = [sys.executable, str(DEMO / "miniwob/miniwob_agent.py"), str(browser)]
     told = {"EVALFLEET_PARAMS": '{"env": "click", "seed": 1}', "EVALFLEET_OUT": str(out)}
     environ = {**os.environ, **told, "PYTHONPATH": str(tmp_path)}
     subprocess.run(agent, env=environ, cwd=tmp_path, check=True, timeout=60)

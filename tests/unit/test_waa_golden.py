@@ -101,7 +101,7 @@ def test_a_windows_that_was_booted_once_is_taken_with_the_firmware_it_had_then(
     for name, data in held.items():
         (tmp_path / "folder" / name).write_bytes(data)
         blobs.files[f"/g/{name}"] = data
-    blobs.files["/g.tar"] = archive(names=tuple(held), **{"data.img": held["data.img"]})
+    blobs.files["/g.tar"] = archive("golden", tuple(held), **{"data.img": held["data.img"]})
     if form == "here":
         kept = golden_files(WaaSettings(golden="here:folder"), tmp_path, tmp_path, "b")
         assert kept is not None

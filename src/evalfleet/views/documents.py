@@ -265,8 +265,8 @@ class Attempt(OutcomeDetails):
     ]
     superseded: Annotated[OutcomeDetails | None, Meta(description="what came in when it no longer counted")]
     progress: Annotated[AttemptProgress | None, Meta(description="while it runs, and only in `show`")]
-    grader: NotRequired[
-        Annotated[str, Meta(description="the end of what its score command printed, only in `show`")]
+    grader: Annotated[
+        str | None, Meta(description="the end of what its score command printed, only in `show`")
     ]
 
 

@@ -510,6 +510,7 @@ def attempt_entry(state: RunState, attempt: AttemptState) -> Attempt:
         "problem": None if collected is None else collected.problem or None,
         "superseded": None if attempt.superseded is None else _verdict(attempt.superseded),
         "progress": None,
+        "grader": None,
     }
 
 

@@ -176,7 +176,7 @@ def _attempt(attempt: Attempt) -> str:
         ("artefacts", attempt["artifacts"]),
         ("error", attempt["error"]),
         ("problem", attempt["problem"]),
-        ("grader", clean(attempt.get("grader", ""), 1000) or None),
+        ("grader", clean(attempt["grader"] or "", 1000) or None),
         *((f"grade {n}", _grade(grade)) for n, grade in enumerate(attempt["grades"], start=1)),
     ]
     return pairs([row for row in rows if row[1] is not None], indent="  ")

@@ -238,7 +238,8 @@ def next_steps(results: Results) -> list[str]:
     if results["places"] == [IMPORTED]:
         return []
     # with the same budget it would stop at once
-    more = " --budget MORE" if (results["stop"] or {}).get("reason") == "budget" else ""
+    stop = results["stop"]
+    more = " --budget MORE" if stop is not None and stop["reason"] == "budget" else ""
     if results["unrun"] > results["answered"]:
         steps.append(f"evalfleet resume {run}{more}")
         if results["status"] == "failed" and any(m["cause"] == "setup" for m in results["machines"]):

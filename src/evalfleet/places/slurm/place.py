@@ -427,8 +427,8 @@ class SlurmPlace(Preflight):
         )
         if self._bucket is not None:
             return await self._slurm.submit(options, await self._bucket.script(machine, expires_s))
-        argv = (self._settings.python, "-I", "-c", PILOT.read_text(), folder, site.supervisor, digest())
-        argv = (*argv, f"{expires_s:.3f}")
+        program = (self._settings.python, "-I", "-c", PILOT.read_text())
+        argv = (*program, folder, site.supervisor, digest(), f"{expires_s:.3f}")
         return await self._slurm.submit(options, f"#!/bin/sh\nexec {shlex.join(argv)}\n")
 
     def _wishes(self, seconds: float) -> Sequence[str]:
