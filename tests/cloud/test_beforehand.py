@@ -74,6 +74,13 @@ def test_a_dry_run_tells_what_would_be_made_and_asks_nobody(azure: StandIn, tmp_
     assert told["machine_hours"] == 0.45
     assert abs(told["usd"] - 0.45 * found["offers"][0]["usd_per_hour"]) < 0.001
     assert "12 tasks / 3 at once x 1.0 min a task + 5.0 min a machine (a guess, without its set-up)" in shown
+    bench = desk.folder / "b.toml"
+    plain = bench.read_text()
+    bench.write_text(f'{plain}setup = [["true"]]\nsetup_timeout_s = 8000\n')
+    told = json.loads(desk.say(*words, "--json"))["estimate"]
+    guess = (told["machine_seconds"], told["machine_basis"])
+    assert guess == (300 + 0.275 * 8000, "a guess, with its set-up"), "a share of what the set-up may take"
+    bench.write_text(plain)
     assert not azure.server.calls
     assert not desk.home.exists()
 

@@ -96,12 +96,12 @@ def test_a_windows_that_was_booted_once_is_taken_with_the_firmware_it_had_then(
     tmp_path: Path, shop: tuple[str, type[Blobs]], form: str
 ) -> None:
     url, blobs = shop
-    held = {name: name.encode() for name in ("data.img", *standin.BOOTED_FILES)}
+    held = {**{name: name.encode() for name in standin.BOOTED_FILES}, "data.img": DISK}
     (tmp_path / "folder").mkdir()
     for name, data in held.items():
         (tmp_path / "folder" / name).write_bytes(data)
         blobs.files[f"/g/{name}"] = data
-    blobs.files["/g.tar"] = archive("golden", tuple(held), **{"data.img": held["data.img"]})
+    blobs.files["/g.tar"] = archive(names=standin.BOOTED_FILES)
     if form == "here":
         kept = golden_files(WaaSettings(golden="here:folder"), tmp_path, tmp_path, "b")
         assert kept is not None

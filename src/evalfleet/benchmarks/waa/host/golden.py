@@ -141,8 +141,8 @@ def lacking(there: Collection[str], one_file: bool = False) -> list[str]:
     missing = [] if BOOT in there else [BOOT]
     if not one_file:
         firmware = [[name for kind in FIRMWARE if (name := f"{mode}.{kind}") not in there] for mode in MODES]
-        fewest = min(firmware, key=len)
-        missing += fewest
+        least: list[str] = min(firmware, key=len)
+        missing += least
     return missing if any(name in there for name in DISKS) else [*missing, DISKS[0]]
 
 
