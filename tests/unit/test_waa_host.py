@@ -599,6 +599,9 @@ def test_navi_that_got_no_answer_until_the_time_was_up(tmp_path: Path) -> None:
     (tmp_path / "logs/task-0-20261115@120000.log").write_text(text)
     assert attempt.model_trouble(str(tmp_path), is_navi=True) == "it answered no call"
     assert attempt.model_trouble(str(tmp_path)) == "", "others may log no calls"
+    path = tmp_path / "logs/task-0-20261115@120000.log"
+    path.write_text(text + "[2026-11-15 12:00:09,1 INFO lib_run_single/9-Main] Step 1: computer.click()\n")
+    assert attempt.model_trouble(str(tmp_path), is_navi=True) == "", "it acted, so it was answered"
 
 
 # -- on an old machine -----------------------------------------------------------------------------

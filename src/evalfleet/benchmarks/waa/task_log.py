@@ -60,7 +60,17 @@ _MACHINE = re.compile(r"No space left on device|Cannot allocate memory|Too many 
 class TaskLog:
     """What one task's log tells of failures. Each is the line that tells it, or empty."""
 
-    __slots__ = ("absent", "acted", "download", "evaluator", "observation", "setup", "treeless", "unseen")
+    __slots__ = (
+        "absent",
+        "acted",
+        "download",
+        "evaluator",
+        "observation",
+        "setup",
+        "stepped",
+        "treeless",
+        "unseen",
+    )
 
     def __init__(self) -> None:
         self.setup = ""
@@ -75,6 +85,8 @@ class TaskLog:
         self.download = ""
         """Why the last download of the set-up failed. WAA's own exception does not say it: it stumbles over a
         variable of its own."""
+        self.stepped = False
+        """The agent came to an action."""
         self.acted = False
         """The agent had its turn before the observation failed."""
 
@@ -157,6 +169,7 @@ def _take_setup(log: TaskLog, steps: _Steps, level: str, module: str, message: s
 
 def _take_step(log: TaskLog, level: str, message: str) -> None:
     if message.startswith("Step "):
+        log.stepped = True
         log.unseen = ""  # it is followed by a new observation
     elif message.startswith("Agent: Thinking"):
         without_tree = log.unseen if log.unseen.startswith(_NO_TREE) else ""

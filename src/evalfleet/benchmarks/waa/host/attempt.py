@@ -348,7 +348,8 @@ def _write_result(out: str, result: dict[str, object]) -> int:
 def model_trouble(out: str, is_navi: bool = False) -> str:
     """What an attempt's last calls came to, if they failed; empty if all was well, or unknown.
 
-    A few failures may pass, but not if no call was ever answered. Of navi we know that it logs every answer.
+    A few failures may pass, but not if no call was ever answered. Of navi we know that it logs every answer,
+    and that it asks before its first action.
 
     The client's log has what httpx and the SDK wrote. navi asks again 30 times, which takes longer than a
     task may: no Error line comes of it, and what looks like an agent that took its time was one that was
@@ -357,7 +358,8 @@ def model_trouble(out: str, is_navi: bool = False) -> str:
     calls = [int(status) if status else 0 for status, _ in _CALL.findall(_newest_tail(out))]
     failed = list(takewhile(_is_failure, reversed(calls)))
     if not calls:
-        return "it answered no call" if is_navi and read_log(out).acted else ""
+        log = read_log(out)
+        return "it answered no call" if is_navi and log.acted and not log.stepped else ""
     if len(failed) < min(MANY_CALLS, len(calls)):
         return ""
     answers = [status for status in failed[:MANY_CALLS] if status]
