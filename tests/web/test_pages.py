@@ -329,6 +329,33 @@ def test_the_way_back_leads_to_where_the_reader_was_and_everything_opens(
     fleet.sweep()
 
 
+def test_all_of_a_long_log_is_shown_and_searched(tmp_path: Path, browser: Browser) -> None:
+    fleet = Fleet.at(tmp_path / "f")
+    fleet.bench([task("a", "seq -f 'line %.0f' 100000; score 1")])
+    fleet.run("--workers", "1")
+    opened = dashboard(fleet)
+    with looker(browser, opened) as looks:
+        page = looks.go("/runs/r/tasks/a")
+        log = page.locator(".log-panel pre")
+        expect(log).to_contain_text("line 100000")
+        expect(log).to_contain_text(re.compile(r"^line 97001\n"))
+        page.get_by_role("button", name="earlier").click()
+        expect(log).to_contain_text(re.compile(r"^line 94001\n[^$]*line 97000\n+$"))
+        page.get_by_role("button", name="start").click()
+        expect(log).to_contain_text(re.compile(r"^line 1\n[^$]*line 3000\n+$"))
+        page.get_by_label("search the log").fill("LINE 5432")
+        expect(log).to_contain_text(re.compile(r"^line 5432\nline 54320\n"))
+        expect(log).to_contain_text("11 lines")
+        log.get_by_role("button", name="line 54321").click()
+        expect(log).to_contain_text(re.compile(r"^line 54321\n"))
+        page.get_by_role("button", name="end", exact=True).click()
+        expect(log).to_contain_text("line 100000")
+        assert not looks.complaints
+    opened.process.interrupt()
+    opened.process.wait()
+    fleet.sweep()
+
+
 @pytest.mark.parametrize("quality", [0.5, 1.0], ids=["lossy", "lossless"])
 def test_a_webp_image_of_a_browser_is_measured(browser: Browser, quality: float) -> None:
     with looker(browser) as looks:

@@ -7,13 +7,15 @@ and control characters of logs are shown, not sent.
 from __future__ import annotations
 
 import os
+import re
 import stat
 import struct
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
@@ -30,6 +32,12 @@ from evalfleet.views.results import attempt_entry
 
 MOST_LOG = 1 << 20
 """Bytes of a log in one answer."""
+MOST_LINES = 3000
+"""Lines of a log in one answer: a page can show no more at once."""
+MOST_MATCHES = 500
+MOST_SEARCHED = 256 << 20
+MATCH_BEFORE, MATCH_BYTES = 200, 2000
+"""Bytes of a line that are shown: before what was found, and in all."""
 MOST_IMAGE = 32 << 20
 MOST_PIXELS = 64_000_000
 """A small file can be an image that takes gigabytes to show."""
@@ -168,27 +176,76 @@ class Logs:
         self._live: dict[tuple[str, AttemptId], _Following] = {}
         self._lock = threading.Lock()
 
-    def piece(self, run: Run, attempt: AttemptState, start: int, most: int) -> dict[str, Any]:
-        """The log from byte `start` on, from its end if negative. It may ask a machine: use a thread."""
+    def piece(
+        self, run: Run, attempt: AttemptState, start: int, most: int, before: int | None = None
+    ) -> dict[str, Any]:
+        """Return the log from byte `start` on, or its end if negative, or what is `before` a byte.
+
+        It has at most `most` bytes and MOST_LINES lines. Call it in a thread: it may ask a machine.
+        """
         most = max(1, min(most, MOST_LOG))
+        with self._bytes(run, attempt) as log:
+            backwards = before is not None or start < 0
+            if before is not None:
+                end = max(log.begun, min(before, log.size))
+            else:
+                end = log.size if start < 0 else min(log.size, max(log.begun, start) + most)
+                most = min(most, -start) if start < 0 else most
+            start = max(log.begun, end - most) if backwards else max(log.begun, min(start, log.size))
+            data = log.read(start, end - start)
+            if backwards:
+                lines = data.rsplit(b"\n", MOST_LINES + data.endswith(b"\n"))
+                cut = len(lines[0]) + 1 if len(lines) > MOST_LINES else 0
+                start, data = start + cut, data[cut:]
+            else:
+                lines = data.split(b"\n", MOST_LINES)
+                data = data[: len(data) - len(lines[MOST_LINES])] if len(lines) > MOST_LINES else data
+            return _piece(data, start, log.size, live=log.live, problem=log.problem)
+
+    def search(self, run: Run, attempt: AttemptState, text: str, start: int) -> dict[str, Any]:
+        """Return lines with this text, whatever its case, each with the byte at which it begins.
+
+        `next` is the byte from which to search on, or None at the end. Call it in a thread.
+        """
+        wanted = re.compile(re.escape(text.encode("utf-8", "replace")), re.IGNORECASE)
+        matches: list[tuple[int, str]] = []
+        with self._bytes(run, attempt) as log:
+            at, latest = max(log.begun, start), max(log.begun, start) + MOST_SEARCHED
+            while at < min(log.size, latest) and len(matches) < MOST_MATCHES:
+                data = log.read(at, MOST_LOG)
+                if not data:  # it was cut meanwhile
+                    return {"matches": matches, "next": None, "size": log.size}
+                whole = data.rfind(b"\n") + 1 if at + len(data) < log.size else 0
+                data = data[: whole or len(data)]
+                at += _matches(data, at, wanted, matches)
+            return {"matches": matches, "next": at if at < log.size else None, "size": log.size}
+
+    @contextmanager
+    def _bytes(self, run: Run, attempt: AttemptState) -> Generator[_LogBytes]:
         root = run.folder / artefacts_folder(attempt.task, attempt.id)
         try:
-            with open_within(root, LOG) as file:
-                size = file.seek(0, os.SEEK_END)
-                start = max(0, size + start) if start < 0 else min(start, size)
-                file.seek(start)
-                data = file.read(most)
-            return _piece(data, start, size, live=False, problem=None)
+            file = open_within(root, LOG)
         except RequestError:
             if attempt.outcome is not None and attempt.collected is not None:
-                return _piece(b"", 0, 0, live=False, problem=run.why_no_log(attempt.id))
-        following = self._followed(run, attempt)
-        following.read()
-        begun, data = following.begun, bytes(following.data)
-        size = begun + len(data)
-        start = max(begun, size + start) if start < 0 else max(begun, min(start, size))
-        data = data[start - begun : start - begun + most]
-        return _piece(data, start, size, live=not following.over, problem=following.problem or None)
+                yield _LogBytes(0, 0, _no_bytes, live=False, problem=run.why_no_log(attempt.id))
+                return
+            following = self._followed(run, attempt)
+            following.read()
+            begun, kept = following.begun, bytes(following.data)
+
+            def read_kept(at: int, most: int) -> bytes:
+                return kept[at - begun : at - begun + most]
+
+            live, problem = not following.over, following.problem or None
+            yield _LogBytes(begun, begun + len(kept), read_kept, live, problem)
+            return
+        with file:
+
+            def read(at: int, most: int) -> bytes:
+                file.seek(at)
+                return file.read(most)
+
+            yield _LogBytes(0, file.seek(0, os.SEEK_END), read, live=False, problem=None)
 
     def _followed(self, run: Run, attempt: AttemptState) -> _Following:
         with self._lock:
@@ -207,6 +264,36 @@ class Logs:
             for following in self._live.values():
                 following.close()
             self._live.clear()
+
+
+class _LogBytes(NamedTuple):
+    """The bytes of a log that are here, from `begun` to `size`."""
+
+    begun: int
+    size: int
+    read: Callable[[int, int], bytes]
+    """Bytes from a place on, at most so many."""
+    live: bool
+    problem: str | None
+
+
+def _no_bytes(at: int, most: int) -> bytes:
+    return b""
+
+
+def _matches(data: bytes, at: int, wanted: re.Pattern[bytes], matches: list[tuple[int, str]]) -> int:
+    """Add the lines of `data` that match, up to MOST_MATCHES. Return how many bytes were searched."""
+    end = 0
+    while (found := wanted.search(data, end)) is not None:
+        begin = data.rfind(b"\n", 0, found.start()) + 1
+        end = data.find(b"\n", found.end())
+        end = len(data) if end < 0 else end + 1
+        shown = max(begin, found.start() - MATCH_BEFORE)
+        line = data[shown : min(end, shown + MATCH_BYTES)].rstrip(b"\r\n")
+        matches.append((at + begin, visible(line.decode("utf-8", "replace"))))
+        if len(matches) >= MOST_MATCHES or end >= len(data):
+            return end
+    return len(data)
 
 
 class _Following:

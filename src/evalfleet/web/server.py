@@ -54,6 +54,7 @@ TYPES = {
     ".webmanifest": "application/manifest+json",
 }
 MOST_BODY = 1 << 16
+MOST_SEARCH = 500
 WORTH_PACKING = 2000
 BELONGINGS_S = 20.0
 """What clouds say of our machines is asked for as often."""
@@ -261,8 +262,12 @@ class Pages:
 
     async def log(self, request: Request) -> Response:
         run, attempt = await self._attempt(request)
+        if text := request.query_params.get("search", "")[:MOST_SEARCH]:
+            begin = _number(request, "from", 0)
+            return await _packed(request, lambda: self._logs.search(run, attempt, text, begin))
         start, most = _number(request, "from", -MOST_LOG), _number(request, "most", MOST_LOG)
-        return await _packed(request, lambda: self._logs.piece(run, attempt, start, most))
+        before = _number(request, "before", 0) if "before" in request.query_params else None
+        return await _packed(request, lambda: self._logs.piece(run, attempt, start, most, before))
 
     async def image(self, request: Request) -> Response:
         run, attempt = await self._attempt(request)

@@ -1,6 +1,6 @@
 // Replay of an attempt: screenshots with the action drawn where it happened, step by step.
 import { html, useEffect, useMemo, useRef, useState } from "./base.js";
-import { api } from "./data.js";
+import { api, get } from "./data.js";
 import { bytes, count, duration, instant, plain } from "./format.js";
 import { keys } from "./keys.js";
 import { Facts, Mark, Picture, Problem, Skeleton, Text, Unknown, attemptLink, numberOf, useDocument } from "./parts.js";
@@ -75,30 +75,34 @@ function Side({ side, found, at, move }) {
 }
 
 const CHUNK = 200_000;
-const KEPT = 2_000_000;
+const END = `from=-${CHUNK}`;
+const GROWN = 6000;
 const LINE = 4000;
+const TYPED_MS = 300;
 const BAD = /\b(error|exception|traceback|fatal|failed|panic)\b/i;
 
-/** The log: its end first, more on demand; grows while the attempt runs; errors are marked; search keeps lines. */
+/** The log, a page at a time, its end first. The end grows while the attempt runs; the server searches all of it. */
 export function Log({ run, attempt }) {
   const [log, set] = useState(null);
-  const [error, setError] = useState(null);
+  const [page, turn] = useState(END);
   const [text, setText] = useState("");
   const box = useRef(null);
   const stick = useRef(true);
   const path = `${api("runs", run, "attempts", attempt)}/log`;
-  const first = useDocument(embedded ? path : `${path}?from=-${CHUNK}&most=${CHUNK}`);
+  const { value, error } = useDocument(embedded ? path : `${path}?${page}&most=${CHUNK}`);
   useEffect(() => {
-    if (first.value) set(first.value);
-    setError(first.error);
-  }, [first.value, first.error]);
+    if (!value) return;
+    set(value);
+    if (box.current) box.current.scrollTop = 0;
+    stick.current = !page.startsWith("from=") || page === END;
+  }, [value]);
   useEffect(() => {
-    if (!log?.live || embedded) return undefined;
+    if (!log?.live || embedded || log.to < log.size) return undefined;
     const timer = setTimeout(async () => {
       try {
-        const response = await fetch(`${path}?from=${log.to}&most=${CHUNK}`);
-        const more = await response.json();
-        if (response.ok) set({ ...more, from: log.from, text: (log.text + more.text).slice(-KEPT) });
+        const more = await get(`${path}?from=${log.to}&most=${CHUNK}`);
+        const all = log.text + more.text;
+        set(all.split("\n").length > GROWN ? await get(`${path}?${END}&most=${CHUNK}`) : { ...more, from: log.from, text: all });
       } catch {
         set({ ...log });
       }
@@ -108,24 +112,45 @@ export function Log({ run, attempt }) {
   useEffect(() => {
     if (stick.current && box.current) box.current.scrollTop = box.current.scrollHeight;
   });
-  const earlier = async () => {
-    stick.current = false;
-    const from = Math.max(0, log.from - CHUNK);
-    const response = await fetch(`${path}?from=${from}&most=${log.from - from}`);
-    if (response.ok) {
-      const more = await response.json();
-      set({ ...log, from, text: more.text + log.text });
-    }
-  };
   const lines = useMemo(() => {
     const all = (log?.text ?? "").split("\n");
-    const wanted = text.toLowerCase();
-    return (wanted ? all.filter((line) => line.toLowerCase().includes(wanted)) : all).slice(-3000);
+    const wanted = embedded ? text.toLowerCase() : "";
+    return wanted ? all.filter((line) => line.toLowerCase().includes(wanted)) : all;
   }, [log?.text, text]);
+  const show = (at) => {
+    setText("");
+    turn(`from=${at}`);
+  };
   if (error && !log) return html`<${Problem} error=${error} />`;
   if (!log) return html`<${Skeleton} rows=${8} />`;
-  return html`<div class="log-head"><input type="search" placeholder="search the log" aria-label="search the log" value=${text} onInput=${(event) => setText(event.target.value)} /><span class="quiet">${bytes(log.size)}${log.live ? " · grows" : ""}</span>${log.from > 0 && !embedded && html`<button type="button" onClick=${earlier}>earlier</button>`}${log.from > 0 && embedded && html`<span class="quiet">its end; the rest is left out</span>`}</div>
-    <pre class="log" tabindex="0" role="region" aria-label="lines of the log" ref=${box} onScroll=${(event) => { const node = event.currentTarget; stick.current = node.scrollHeight - node.scrollTop - node.clientHeight < 30; }}>${lines.map((line, n) => html`<span key=${n} class=${BAD.test(line.slice(0, LINE)) ? "bad" : ""}>${`${plain(line, LINE)}\n`}</span>`)}${!log.size && html`<span class="quiet">${plain(log.problem ?? "nothing was written")}</span>`}</pre>`;
+  const ways = embedded ? [] : [["start", "from=0", log.from > 0], ["earlier", `before=${log.from}`, log.from > 0], ["later", `from=${log.to}`, log.to < log.size], ["end", END, log.to < log.size]];
+  return html`<div class="log-head"><input type="search" placeholder="search the log" aria-label="search the log" value=${text} onInput=${(event) => setText(event.target.value)} /><span class="quiet">${bytes(log.size)}${log.live ? " · grows" : ""}</span>${!text && ways.some(([, , there]) => there) && ways.map(([name, to, there]) => html`<button key=${name} type="button" disabled=${!there} onClick=${() => turn(to)}>${name}</button>`)}${log.from > 0 && embedded && html`<span class="quiet">its end; the rest is left out</span>`}</div>
+    ${text && !embedded ? html`<${Matches} key=${text} path=${path} text=${text} show=${show} />` : html`<pre class="log" tabindex="0" role="region" aria-label="lines of the log" ref=${box} onScroll=${(event) => { const node = event.currentTarget; stick.current = node.scrollHeight - node.scrollTop - node.clientHeight < 30; }}>${lines.map((line, n) => html`<${Line} key=${n} text=${line} />`)}${!log.size && html`<span class="quiet">${plain(log.problem ?? "nothing was written")}</span>`}</pre>`}`;
+}
+
+const Line = ({ text }) => html`<span class=${BAD.test(text.slice(0, LINE)) ? "bad" : ""}>${`${plain(text, LINE)}\n`}</span>`;
+
+/** Lines of all of the log with this text; a click on one shows the log from there on. */
+function Matches({ path, text, show }) {
+  const [found, set] = useState({ matches: [], next: 0 });
+  const [error, setError] = useState(null);
+  const search = async (over) => {
+    try {
+      const more = await get(`${path}?${new URLSearchParams({ search: text, from: found.next })}`);
+      if (!over?.()) set({ matches: [...found.matches, ...more.matches], next: more.next });
+    } catch (problem) {
+      setError(problem);
+    }
+  };
+  useEffect(() => {
+    let over = false;
+    const timer = setTimeout(() => search(() => over), TYPED_MS);
+    return () => {
+      over = true;
+      clearTimeout(timer);
+    };
+  }, []);
+  return html`${error && html`<${Problem} error=${error} />`}<pre class="log" tabindex="0" role="region" aria-label="lines with this text">${found.matches.map(([at, line]) => html`<button key=${at} type="button" class="plain match" onClick=${() => show(at)}><${Line} text=${line} /></button>`)}${found.next === null ? html`<span class="quiet">${found.matches.length ? `${count(found.matches.length)} lines` : "no line has it"}</span>` : found.next > 0 ? html`<button type="button" onClick=${() => search()}>search on</button>` : html`<span class="quiet">searching …</span>`}</pre>`;
 }
 
 /** Model calls; those that were tried again for the same thing stand in one row. */
