@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -294,14 +293,19 @@ def resume(args: argparse.Namespace) -> int:
             from_url=args.from_url,
         )
     )
-    note(resumption.what_is_left(run, order))
+    left = resumption.what_is_left(run, order)
+
+    def tell() -> None:
+        if not args.quiet:
+            note(left)
+        if not args.with_new_files:
+            resumption.tell_of_changes(run, note)
+
     if not args.detach:
         run = result_of(runs.control(workspace, order, run))
-        tell = None if args.with_new_files else functools.partial(resumption.tell_of_changes, run, note)
         return _follow(run, as_json=args.json, quiet=args.quiet, first=tell)
     code = _detach(order, as_json=args.json)
-    if not args.with_new_files:
-        resumption.tell_of_changes(run, note)
+    tell()
     return code
 
 
