@@ -1,4 +1,7 @@
-"""Files that others read at any time: they are replaced whole, in one way, and never rewritten in place."""
+"""Files that others read at any time: they are replaced whole, in one way, and never rewritten in place.
+
+And what git knows of those in a folder.
+"""
 
 from __future__ import annotations
 
@@ -100,3 +103,21 @@ def points_to(link: Path) -> str | None:
         return os.readlink(link) if link.is_symlink() else link.read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError):
         return None
+
+
+GIT_S = 5.0
+"""Nobody waits longer for a slow disk: a commit is good to know, and no more."""
+
+
+def git(folder: Path, *words: str) -> str:
+    """What git says of the folder; empty if it is in no repository, or there is no git."""
+    import subprocess  # only here: it is slow to load
+
+    # No program that the repository's own settings name is started, and nothing is written there.
+    argv = ["git", "-C", str(folder), "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", *words]
+    environ = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
+    try:
+        done = subprocess.run(argv, capture_output=True, timeout=GIT_S, check=True, env=environ)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.decode("utf-8", "replace").strip()

@@ -126,6 +126,11 @@ def check_tree(fleet: Fleet, scores: dict[str, float]) -> None:
     assert upload["total_cost"] is None  # two tasks tell their cost, ten do not
     assert upload["task_step_counts"] == {"measured": 7}
     assert len(upload["agent_hash"]) == 64
+    line = "hal-eval --benchmark gaia --agent_name r --agent_function main.run --agent_dir agents/quiz"
+    assert (
+        upload["config"]["run_command"]
+        == f'{line} --run_id r -A model_name=gpt-4o -A \'some_list=["a", "b"]\''
+    )
     assert (run / "r.log").is_file()
     assert sorted(path.name for path in (run / "right").iterdir()) == [
         "agent_args.json",

@@ -98,12 +98,13 @@ def test_an_oracle_that_fails_a_task_fails_the_run_and_needs_no_keys(fleet: Flee
     (fleet.folder / "answers").write_text("b_1\n")
     fleet.bench(
         [task("b_1", "exit 1"), task("b_2", "exit 1")],
-        secrets=["MODEL_KEY"],
+        secrets=["OPENAI_API_KEY"],
+        model_key="OPENAI_API_KEY",
         score_from="exit_code",
         solution=["grep", "-q", "{task_id}", "answers"],
         solution_files=["answers"],
     )
-    fleet.run().refused("needs MODEL_KEY")
+    fleet.run().refused("needs OPENAI_API_KEY")
     done = fleet.run("--oracle")
     assert done.code == 1, done
     assert (fleet.task("b_1")["score"], fleet.task("b_2")["score"]) == (1, 0)

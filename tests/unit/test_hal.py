@@ -25,11 +25,28 @@ from evalfleet.benchmarks.hal.costs import ModelPrice, traced_costs
 from evalfleet.benchmarks.hal.grader import HalGrader
 from evalfleet.benchmarks.hal.host import attempt
 from evalfleet.benchmarks.hal.settings import HalSettings, resolved
-from evalfleet.benchmarks.hal.tree import HalResultReader, read_run
+from evalfleet.benchmarks.hal.tree import HalResultReader, HalResultWriter, read_run
+from evalfleet.benchmarks.loaded import SettledTask
 from evalfleet.errors import FleetError, RequestError
-from evalfleet.model import AttemptId, Broken, Cause, Grade, Needs, Scored, Task, TaskId
+from evalfleet.events import AttemptEnded
+from evalfleet.model import (
+    AttemptId,
+    Broken,
+    Cause,
+    Grade,
+    Metered,
+    ModelUse,
+    Needs,
+    Plan,
+    Scored,
+    Task,
+    TaskId,
+)
 from evalfleet.ports import Answer
+from evalfleet.views.model_costs import task_tokens
 from standins.hal import copy_to
+
+from .runs import Run
 
 PARTLY = {
     "corebench_easy": 0.5,
@@ -222,7 +239,7 @@ def test_what_hal_cannot_do_is_refused_in_one_line(hal: Hal) -> None:
     refused("cannot be run (Permission denied)", hal_python=str(hal.repo / "data/quiz.json"))
     refused("HAL has no benchmark 'gaja'; did you mean 'gaia'?", benchmark="gaja")
     refused("the checkout of HAL lacks 'hal.benchmarks.mlagentbench', unless git", benchmark="mlagentbench")
-    refused("executes what agents have written: say --set grade_on=PLACE", benchmark="usaco", grade_on="")
+    refused("executes what agents have written; add --set grade_on=PLACE", benchmark="usaco", grade_on="")
     refused("agent_dir: there is no folder", agent_dir="agents/none")
     refused("has no 'go'", agent_function="main.go")
     refused("the agent has no file", agent_function="go.run")
@@ -401,3 +418,38 @@ def test_a_tree_with_damaged_files_is_read_as_far_as_it_goes(tmp_path: Path) -> 
     assert isinstance(reader.read(run / "c").outcome, Broken)
     with pytest.raises(RequestError, match="holds no results of HAL"):
         reader.find([run / "a"])
+
+
+def test_metered_tokens_and_the_checkout_are_in_hals_own_file(tmp_path: Path) -> None:
+    repo, run = tmp_path / "hal", tmp_path / "r"
+    repo.mkdir()
+    url = "https://me:a-token@github.com/princeton-pli/hal-harness.git"
+    for words in (
+        ("init", "-q", "-b", "main"),
+        ("config", "remote.origin.url", url),
+        ("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "--allow-empty", "-m", "x"),
+    ):
+        subprocess.run(("git", "-C", str(repo), *words), check=True)
+    attempt, call = run / "t0/t0.0", run / ".grading/hal/0/1"
+    for folder in (attempt, call):
+        folder.mkdir(parents=True)
+    (attempt / "submission.json").write_text('{"t0": "x"}')
+    (call / "answer.json").write_text('{"results": {}, "metrics": {}}')
+    (call / "order.json").write_text('{"submissions": {"t0": "x"}}')
+    used = ModelUse(calls=2, tokens={"in": 20, "cached": 5, "out": 4, "reasoning": 1})
+    metered = Run(1, workers=1)
+    metered.turn()
+    metered.ready()
+    broken, scored = (AttemptId(f"t0.{number}") for number in (0, 1))
+    metered.tell(AttemptEnded(broken, Broken(Cause.RESULT), metered=Metered(models={"m": used})))
+    metered.tell(AttemptEnded(scored, Scored(1.0, True), metered=Metered(models={"m": used})))
+    tokens = task_tokens(metered.state, TaskId("t0"))
+    spec = {"spec": {"settings": {"hal_repo": str(repo), "benchmark": "gaia"}}}
+    settled = [SettledTask("t0", "", 1.0, attempt, 0.1, tokens)]
+    HalResultWriter().write(Plan("r", "hal", ("local",), benchmark_spec=spec), settled, tmp_path / "out", {})
+    upload = json.loads((tmp_path / "out/gaia/r/r_UPLOAD.json").read_text())
+    counted = {"prompt_tokens": 40, "completion_tokens": 8, "cache_read_input_tokens": 10}
+    assert upload["total_usage"] == {"m": counted}
+    assert upload["git_info"]["branch"] == "main"
+    assert upload["git_info"]["repository_url"] == "https://github.com/princeton-pli/hal-harness.git"
+    assert len(upload["git_info"]["commit"]) == 40

@@ -27,6 +27,7 @@ from evalfleet.ports import Stepped
 from evalfleet.state import AttemptState, RunState
 from evalfleet.views.follow import Follower
 from evalfleet.views.lines import event_document
+from evalfleet.views.model_costs import task_tokens
 from evalfleet.views.progress import progress_entry, read_progress, step_row
 from evalfleet.views.report import FORMATS
 from evalfleet.views.results import origin_of, results, task_detail
@@ -123,7 +124,8 @@ class Run:
 
         Raises RequestError for a format that the benchmark does not have, or a folder that is not empty.
         """
-        plan = self.state().plan
+        state = self.state()
+        plan = state.plan
         writer = result_writer_of(plan)
         if writer is None or writer.format != format:
             known = ", ".join((*FORMATS, "html", "site", *([writer.format] if writer else [])))
@@ -138,6 +140,7 @@ class Run:
                 task["score"],
                 self.home / (task["artifacts"] or ""),
                 task["cost_usd"] if task["model_usd"] is None else task["model_usd"],
+                task_tokens(state, TaskId(task["task_id"])),
             )
             for task in results["tasks"]
         ]

@@ -162,7 +162,9 @@ def _oracle(loaded: Loaded, file: BenchmarkFile) -> Loaded:
     )
     spec = msgspec.structs.replace(spec, digest=bundle_of(spec).digest)
     secrets = tuple(dict.fromkeys((*spec.secrets, *spec.setup_secrets)))
-    return msgspec.structs.replace(loaded, name=spec.name, spec=spec_data(spec), secrets=secrets)
+    keys = loaded.model_keys if file.score else ()
+    data = spec_data(spec)
+    return msgspec.structs.replace(loaded, name=spec.name, spec=data, secrets=secrets, model_keys=keys)
 
 
 def _tasks(file: BenchmarkFile, path: Path) -> tuple[Task, ...]:

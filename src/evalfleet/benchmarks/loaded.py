@@ -87,6 +87,8 @@ class SettledTask(NamedTuple):
     """The files of the attempt that decided it, or of the last one; it may be missing."""
     model_usd: float | None = None
     """What its models cost, as they were metered, else as it told itself. None: nobody knows."""
+    metered: Mapping[str, Mapping[str, int]] = {}
+    """Model -> its tokens (`input`, `cached`, `output`), as they were metered."""
 
 
 class ResultWriter(Protocol):

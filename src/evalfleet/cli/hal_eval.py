@@ -234,18 +234,23 @@ class _Evaluation:
 
     def grade_again(self, later: Tree | None = None) -> str:
         """Grade all answers of the id, earlier and later ones, and write the tree. What there is to say."""
+        import msgspec
+
         from evalfleet.benchmarks.hal.checkout import parsed_args
         from evalfleet.benchmarks.hal.continued import continued_tree, regrade
-        from evalfleet.benchmarks.hal.tree import Tree
+        from evalfleet.benchmarks.hal.tree import Tree, git_info, run_command
 
         options = self._request.options
         given = parsed_args(self._settings, options.get("agent") or {})
+        agent, benchmark, run = self._args.agent_name, self._settings.benchmark, self._folder.name
+        line = run_command(msgspec.to_builtins(self._settings), benchmark, agent, run, given)
         config = {
-            "agent_name": self._args.agent_name,
-            "benchmark_name": self._settings.benchmark,
-            "agent_args": {**given, "benchmark_name": self._settings.benchmark},
-            "run_command": f"evalfleet hal-eval --continue_run --run_id {self._folder.name}",
+            "agent_name": agent,
+            "benchmark_name": benchmark,
+            "agent_args": {**given, "benchmark_name": benchmark},
+            "run_command": f"{line} --continue_run",
             "prompt_sensitivity": False,
+            "git_info": git_info(Path(self._settings.hal_repo)),
         }
         tree = continued_tree(self._earlier or Tree({}, {}, {}, {}, {}), later)
         merged = self._workspace.environment(options.get("env_file"))

@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import platform
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from evalfleet.files import git
 from evalfleet.model import Provenance, Task
 from evalfleet.version import __version__
 
 from .request import Flags, RunRequest
 from .values import parse_names
 
-GIT_S = 5.0
-"""Nobody waits longer for a slow disk: a commit is good to know, and no more."""
-
 
 def provenance(selection: Mapping[str, Any], tasks: Sequence[Task], folder: Path) -> Provenance:
     """`folder` is where the benchmark's files are."""
-    commit = _git(folder, "rev-parse", "HEAD").strip()
+    commit = git(folder, "rev-parse", "HEAD")
     return Provenance(
         selection=selection,
         tasks_digest=tasks_digest(tasks),
         commit=commit,
-        uncommitted=bool(commit and _git(folder, "status", "--porcelain", "--", ".")),
+        uncommitted=bool(commit and git(folder, "status", "--porcelain", "--", ".")),
         versions=versions(),
     )
 
@@ -60,15 +56,3 @@ def tasks_digest(tasks: Sequence[Task]) -> str:
 def versions() -> dict[str, str]:
     system = f"{platform.system()} {platform.release()} {platform.machine()}"
     return {"evalfleet": __version__, "python": platform.python_version(), "system": system}
-
-
-def _git(folder: Path, *words: str) -> str:
-    """What git says of the folder; empty if it is in no repository, or there is no git."""
-    # No program that the repository's own settings name is started, and nothing is written there.
-    argv = ["git", "-C", str(folder), "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", *words]
-    environ = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
-    try:
-        done = subprocess.run(argv, capture_output=True, timeout=GIT_S, check=True, env=environ)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout.decode("utf-8", "replace")

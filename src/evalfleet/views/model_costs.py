@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Required, TypedDict
 import msgspec
 
 from evalfleet.channels.artefacts import plain_opener
-from evalfleet.model import Broken, Metered, ModelUse
+from evalfleet.model import Broken, Metered, ModelUse, TaskId
 from evalfleet.names import artefacts_folder
 from evalfleet.state import AttemptState, RunState
 
@@ -80,6 +80,16 @@ def task_model_usd(attempts: Iterable[AttemptState]) -> float | None:
     """What the metered calls of these attempts cost; None if none was metered."""
     metered = [each.metered.usd for each in attempts if each.metered is not None]
     return round(sum(metered), 6) if metered else None
+
+
+def task_tokens(state: RunState, task: TaskId) -> dict[str, dict[str, int]]:
+    """Model -> the tokens that its metered calls used, in all attempts at the task."""
+    whole = _whole(state.attempts[attempt] for attempt in state.tasks[task].attempts)
+    names = {"input": "in", "cached": "cached", "output": "out"}
+    return {
+        model: {name: use.tokens.get(kind, 0) for name, kind in names.items()}
+        for model, use in whole.models.items()
+    }
 
 
 def _cause(attempt: AttemptState) -> str:

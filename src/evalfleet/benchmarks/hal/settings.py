@@ -142,8 +142,8 @@ def resolved(settings: HalSettings, base: Path, where: str) -> HalSettings:
     _check_function(settings.agent_function, agent, where)
     if runs_code(settings.benchmark) and not settings.grade_on:
         raise RequestError(
-            f"{where}: HAL's grader for {settings.benchmark} executes what agents have written: say "
-            "--set grade_on=PLACE for a fresh machine, or --set grade_on=here for this computer"
+            f"{where}: HAL's grader for {settings.benchmark} executes what agents have written; add "
+            "--set grade_on=PLACE for a fresh machine of a place, or --set grade_on=here for this computer"
         )
     return replace(settings, hal_repo=str(repo), hal_python=str(python), agent_dir=str(agent))
 

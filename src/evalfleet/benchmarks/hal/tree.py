@@ -7,11 +7,14 @@ a tree may be given, down to that of one run.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import hashlib
 import json
 import math
 import os
+import re
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -20,6 +23,7 @@ from typing import Any, NamedTuple, TypeGuard, cast
 
 from evalfleet.benchmarks.loaded import PastResult, ResultFolder, SettledTask
 from evalfleet.errors import RequestError
+from evalfleet.files import git
 from evalfleet.model import Broken, Cause, Measured, Outcome, Plan, Scored
 
 from .checkout import first_line
@@ -31,7 +35,7 @@ LAYOUT = "<benchmark>/<run_id>/<run_id>" + RAW
 MOST_DEEP = 8
 KEPT = ".files"
 """In a run's folder: what its machines got."""
-BESIDE = ("commit", "agent_hash")
+BESIDE = ("git_info", "agent_hash")
 """What stands in `_UPLOAD.json` beside `config`."""
 GRADED = ".grading/hal/0"
 """In a run's folder: the calls of HAL's grader, each in a folder called by its number."""
@@ -191,7 +195,7 @@ class HalResultWriter:
             result = _json(task.folder / "result.json")
             if _is_duration(seconds := result.get("seconds")):
                 tree.times[task.task] = float(seconds)
-            tree.usage[task.task] = _table(result.get("usage"))
+            tree.usage[task.task] = dict(task.metered) or _table(result.get("usage"))
             if (task.folder / "task").is_dir():
                 shutil.copytree(task.folder / "task", target / task.task, symlinks=True)
                 args = args or _json(task.folder / "task/agent_args.json")
@@ -257,18 +261,52 @@ def settings_of(plan: Plan) -> dict[str, Any]:
 def config_of(plan: Plan, benchmark: str, args: Mapping[str, Any]) -> dict[str, Any]:
     """`config` of `_UPLOAD.json`, but for what the grades tell."""
     settings = settings_of(plan)
-    commit = plan.provenance.commit if plan.provenance else ""
+    commit, agent = plan.provenance.commit if plan.provenance else "", settings.get("agent_name") or plan.run
     config: dict[str, Any] = {
-        "agent_name": settings.get("agent_name") or plan.run,
+        "agent_name": agent,
         "benchmark_name": benchmark,
         "agent_args": args,
-        "run_command": f"evalfleet run hal --name {plan.run}",
+        "run_command": run_command(settings, benchmark, agent, plan.run, args),
         "prompt_sensitivity": False,
-        "commit": commit,
+        "git_info": git_info(Path(settings.get("hal_repo") or "."), commit),
     }
     if version := settings.get("agent_version"):
         config["agent_version"] = version
     return config
+
+
+def run_command(
+    settings: Mapping[str, Any], benchmark: str, agent: str, run: str, args: Mapping[str, Any]
+) -> str:
+    """The line by which hal-eval itself would make such a run, as HAL's schema wants it."""
+    folder = Path(settings.get("agent_dir") or ".")
+    with contextlib.suppress(ValueError):
+        folder = folder.relative_to(settings.get("hal_repo") or ".")
+    words = {
+        "--benchmark": benchmark,
+        "--agent_name": agent,
+        "--agent_function": settings.get("agent_function") or "main.run",
+        "--agent_dir": folder.name if folder.is_absolute() else str(folder),
+        "--run_id": run,
+    }
+    line = ["hal-eval", *(str(word) for pair in words.items() for word in pair)]
+    for name, value in args.items():
+        if name != "benchmark_name":  # HAL adds it to the arguments itself
+            line += ["-A", f"{name}={value if isinstance(value, str) else json.dumps(value)}"]
+    return shlex.join(line)
+
+
+def git_info(repo: Path, commit: str = "") -> dict[str, str] | None:
+    """What HAL calls so: of the checkout, if it still is at the commit of the run."""
+    head = git(repo, "rev-parse", "HEAD")
+    if not head or commit not in ("", head):
+        return {"commit": commit} if commit else None
+    url = git(repo, "config", "--get", "remote.origin.url")
+    return {
+        "commit": head,
+        "repository_url": re.sub(r"//[^/@]*@", "//", url),  # a token may stand in it
+        "branch": git(repo, "rev-parse", "--abbrev-ref", "HEAD"),
+    }
 
 
 def _graded(tasks: Sequence[SettledTask], lines: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -301,7 +339,6 @@ def _upload(run: str, tree: Tree, graded: Mapping[str, Any], config: Mapping[str
     traces = _table(graded.get("wandb"))
     total = sum(known) if len(known) == len(tree.lines) else _usd(traces.get("total_cost"))  # or unknown
     date = datetime.datetime.fromtimestamp(graded["at"], datetime.UTC).strftime("%Y-%m-%d")
-    commit = config.get("commit")
     return {
         "config": {**{k: v for k, v in config.items() if k not in BESIDE}, "date": date, "run_id": run},
         "results": {
@@ -314,7 +351,7 @@ def _upload(run: str, tree: Tree, graded: Mapping[str, Any], config: Mapping[str
         "task_prompts": _table(graded.get("prompts")),
         "total_usage": _table(traces.get("total_usage")) or _total_usage(tree),
         "total_cost": total,
-        "git_info": {"commit": commit} if commit else None,
+        "git_info": config.get("git_info"),
         "agent_hash": config.get("agent_hash"),
         "wall_clock_times": tree.times,
         "task_step_counts": {t: told["step_count"] for t, told in metrics.items() if "step_count" in told},

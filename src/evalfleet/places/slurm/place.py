@@ -427,9 +427,9 @@ class SlurmPlace(Preflight):
         )
         if self._bucket is not None:
             return await self._slurm.submit(options, await self._bucket.script(machine, expires_s))
-        program = (self._settings.python, "-I", "-c", PILOT.read_text())
-        argv = (*program, folder, site.supervisor, digest(), f"{expires_s:.3f}")
-        return await self._slurm.submit(options, f"#!/bin/sh\nexec {shlex.join(argv)}\n")
+        pilot = (self._settings.python, "-I", "-c", PILOT.read_text())
+        command = shlex.join((*pilot, folder, site.supervisor, digest(), f"{expires_s:.3f}"))
+        return await self._slurm.submit(options, f"#!/bin/sh\nexec {command}\n")
 
     def _wishes(self, seconds: float) -> Sequence[str]:
         settings = self._settings
