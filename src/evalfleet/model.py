@@ -811,19 +811,6 @@ class Provenance(Struct, frozen=True, omit_defaults=True):
     """Of evalfleet, Python and the operating system where it was planned."""
 
 
-class Promise(Struct, frozen=True, omit_defaults=True):
-    """What was expected of a run when it was planned: the low end, the middle and the high end of ranges in
-    which nine of ten simulated runs were."""
-
-    seconds: tuple[float, float, float]
-    """Until the last result."""
-    machines_usd: tuple[float, float, float]
-    earlier_runs: int = 0
-    """How many runs it rests on."""
-    machine_s: float = 0.0
-    """How long a machine was expected to take until it is ready."""
-
-
 class Plan(Struct, frozen=True, omit_defaults=True):
     """A run, resolved: everything needed to run it or to take it up again, and no secret."""
 
@@ -874,8 +861,6 @@ class Plan(Struct, frozen=True, omit_defaults=True):
     ordered: bool = False
     """Machines come from the first place that has some to give; else from the cheapest, as always in plans of
     earlier versions."""
-    promise: Promise | None = None
-    """What was expected of it; None: too little was known."""
     evictions_an_hour: Mapping[str, float] = field(default_factory=dict[str, float])
     """Spot offer -> how often its machines were taken back in earlier runs, where there were some."""
     needs: Needs | None = None

@@ -38,10 +38,6 @@ USUAL_SHARE = 0.275
 """Of the time that a benchmark allows for a set-up, what it usually takes: the middle of the range that
 `evalfleet plan` draws from."""
 EARLIER = "what earlier runs took"
-PROMISED_TASKS = 300
-PROMISED_FROM_S = 60.0
-"""Of a run with more tasks, or one that is over sooner, nothing is promised: nobody wants to wait for the
-simulation before it starts."""
 
 
 @dataclass(frozen=True)
@@ -170,15 +166,6 @@ def _chosen(offers: Sequence[Offer], share: Mapping[Needs, int], count: int) -> 
             left[offer.key] -= 1
             chosen.append(offer)
     return chosen
-
-
-def is_worth_a_promise(resolved: Resolved) -> bool:
-    """Whether what the run will take shall be foretold and kept: it was asked for, or it takes a while."""
-    tasks, limits = resolved.tasks, resolved.plan.limits
-    if len(tasks) > PROMISED_TASKS or resolved.borrowed:
-        return False
-    takes_s = sum(task.weight_s or 0.0 for task in tasks) / max(1, min(limits.workers, len(tasks)))
-    return limits.deadline_s is not None or takes_s >= PROMISED_FROM_S
 
 
 async def forewarned(workspace: Workspace, resolved: Resolved, expected: Estimate) -> Sequence[str]:

@@ -61,25 +61,19 @@ class Experience:
     """Seconds from the start of a run until its first machine was asked for."""
 
 
-def experience_of(workspace: Workspace, benchmark: str, tasks: int | None = None) -> Experience:
-    """What the newest runs of the benchmark in this home tell; nothing, if there are none.
-
-    `tasks`: read no more runs than have so many tasks together, for somebody who cannot wait.
-    """
-    return gathered(earlier_states(workspace, benchmark, tasks))
+def experience_of(workspace: Workspace, benchmark: str) -> Experience:
+    """Return what the newest runs of the benchmark in this home took; empty if there are none."""
+    return gathered(earlier_states(workspace, benchmark))
 
 
-def earlier_states(workspace: Workspace, benchmark: str, tasks: int | None = None) -> list[RunState]:
-    """The newest runs of the benchmark in this home that have a result. `tasks`: as in `experience_of`."""
+def earlier_states(workspace: Workspace, benchmark: str) -> list[RunState]:
+    """Return the newest runs of the benchmark in this home that have a result."""
     if workspace.records_if_any() is None:
         return []
     runs = [each for each in list_runs(workspace, benchmark=benchmark) if each.scored or each.answered]
     states: list[RunState] = []
-    store, read = workspace.records(), 0
+    store = workspace.records()
     for each in runs[:LATEST]:
-        read += each.total_tasks
-        if tasks is not None and read > tasks:
-            break
         follower = Follower(store, each.run)
         try:
             follower.poll()

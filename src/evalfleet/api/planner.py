@@ -23,6 +23,7 @@ from evalfleet.ports import Check, Hosts, Preflight
 from evalfleet.sim.chances import Chances, MachineTimes
 from evalfleet.sim.forecast import DRAWS, Forecast, Option, OptionDraws, forecasts
 from evalfleet.toml_tables import convert
+from evalfleet.views.format import whole_duration
 
 from .estimate import allowed_setup_s
 from .experience import chances_of, experience_of
@@ -34,6 +35,8 @@ SIZES = 2
 QUOTA_S = 20.0
 """Longer than this nobody waits to be told of quotas."""
 UNKNOWN_QUOTA = 1 << 30
+LATE_DRAWS, LATE_TASKS = 20, 300
+"""A run with more tasks starts without a forecast for its deadline: it would wait too long for it."""
 LONG_LEASE_S = 30 * 86_400.0
 Examinations = dict[tuple[str, bool], Sequence[Check]]
 """(place, with spot machines) -> what it finds before machines are asked for."""
@@ -267,6 +270,38 @@ def job_of(plan: Plan, tasks: tuple[Task, ...], option: Option, chances: Chances
     )
     bare = msgspec.structs.replace(plan, limits=limits, metering=None, home=plan.home or "0")
     return OptionDraws(bare, tasks, option, chances)
+
+
+def late_line(workspace: Workspace, resolved: Resolved, offers: Sequence[Offer]) -> str:
+    """Return why the run will probably miss its deadline; empty if it will not, or if too little is known."""
+    plan, tasks = resolved.plan, tuple(resolved.tasks)
+    deadline_s = plan.limits.deadline_s
+    if deadline_s is None or not offers or resolved.borrowed or len(tasks) > LATE_TASKS:
+        return ""
+    boots = {name: getattr(place_kind(spec.kind), "machine_s", 0.0) for name, spec in specs_of(plan).items()}
+    setup_s = allowed_setup_s(plan)
+    chances = chances_of(
+        experience_of(workspace, plan.benchmark),
+        tasks,
+        offers,
+        model=plan.model,
+        model_range=plan.model_usd,
+        usual_s=plan.usual_s,
+        machine_s={name: guessed_machine_s(boot_s, setup_s) for name, boot_s in boots.items()},
+    )
+    if chances.guessed or "default" in chances.bases:
+        return ""  # earlier runs do not show how long these tasks take
+    workers = min(plan.limits.workers, -(-len(tasks) // plan.slots))
+    job = job_of(plan, tasks, Option(workers, tuple(offers)), chances)
+    seconds = forecasts([job], LATE_DRAWS)[0].seconds
+    if seconds.middle <= deadline_s:
+        return ""
+    low, middle, high = map(whole_duration, seconds)
+    between = low if low == high else f"{low} to {high}"
+    return (
+        f"--deadline {whole_duration(deadline_s)}: it will take about {middle} (90%: {between}); "
+        "`evalfleet plan` shows which ways are quicker"
+    )
 
 
 # -- which one to take --------------------------------------------------------------------------------------

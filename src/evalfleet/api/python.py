@@ -11,11 +11,11 @@ import shlex
 import warnings
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, get_type_hints
 
-from evalfleet.errors import FleetError, PlaceError
+from evalfleet.errors import FleetError
 from evalfleet.planning.flags import Count, Number, RunOptions, flags, word_of
 from evalfleet.planning.request import RunRequest
 from evalfleet.planning.values import parse_duration, parse_names
@@ -169,19 +169,7 @@ def pools(*, home: PathArg | None = None) -> list[PoolDocument]:
 def _started(workspace: Workspace, resolved: Resolved) -> Run:
     vetted = _in_a_thread(starting.vet(resolved))
     _warn(vetted.warnings)
-    return _in_a_thread(_start(workspace, vetted))
-
-
-async def _start(workspace: Workspace, resolved: Resolved) -> Run:
-    from .estimate import estimate, is_worth_a_promise
-
-    if is_worth_a_promise(resolved):
-        from .plan_review import with_promise
-
-        with suppress(PlaceError):  # the run itself tells what is wrong
-            expected = await estimate(workspace, resolved)
-            resolved = with_promise(workspace, resolved, expected.offers)
-    return await starting.start(workspace, resolved)
+    return _in_a_thread(starting.start(workspace, vetted))
 
 
 def _in_a_thread(work: Coroutine[Any, Any, T]) -> T:

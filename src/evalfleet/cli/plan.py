@@ -26,12 +26,7 @@ NOT_PLANNED = ("keep", "name", "max_duration")
 
 
 def plan_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("benchmark", metavar="BENCHMARK", nargs="?", help="as for `evalfleet run`")
-    parser.add_argument(
-        "--review",
-        action="store_true",
-        help="compare plans with what happened, of all runs here that are over, or of BENCHMARK's",
-    )
+    parser.add_argument("benchmark", metavar="BENCHMARK", help="as for `evalfleet run`")
     promised = parser.add_argument_group("what is promised")
     promised.add_argument("--deadline", metavar="1h", help="choose the cheapest way that is done by then")
     promised.add_argument("--budget", metavar="USD", help="choose the quickest way that costs no more")
@@ -59,10 +54,6 @@ async def plan(args: argparse.Namespace) -> int:
     what earlier runs here took. Nine of ten simulated runs are within the ranges. With --deadline or --budget
     one of them is chosen, and the command that runs it is printed. Nothing is started.
     """
-    if args.review:
-        return _review(args.benchmark, as_json=args.json)
-    if args.benchmark is None:
-        raise RequestError("plan: which benchmark? write its name or file; --review alone reviews all runs")
     from evalfleet.api import plan_table, planner
     from evalfleet.planning.values import parse_count, parse_duration, parse_usd
     from evalfleet.planning.workspace import Workspace
@@ -97,15 +88,6 @@ async def plan(args: argparse.Namespace) -> int:
     if promised and best is None:
         print(f"evalfleet: {plan_table.out_of_reach(found, deadline_s, budget_usd)}", file=sys.stderr)
         return 2
-    return 0
-
-
-def _review(benchmark: str | None, *, as_json: bool) -> int:
-    from evalfleet.api.plan_review import review, review_document, review_table
-    from evalfleet.planning.workspace import Workspace
-
-    rows = review(Workspace.here(), benchmark)
-    print(json.dumps(review_document(rows)) if as_json else review_table(rows))
     return 0
 
 

@@ -8,6 +8,7 @@ VERBS: dict[str, str] = {}
 FLAGS: dict[tuple[str, str], str] = {
     ("reap", "--install"): "call `evalfleet reap` from your own crontab or workflow; see docs/unattended.md",
     ("reap", "--uninstall"): "remove the line that calls `evalfleet reap` with `crontab -e`",
+    ("plan", "--review"): "`evalfleet show RUN` prints what a run took and cost",
     ("run", "--workflow"): "copy the workflow in docs/unattended.md",
 }
 

@@ -12,11 +12,10 @@ from evalfleet.planning.flags import Flag, flags, word_of
 from .terminal import ask, has_colours, note, result_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from evalfleet.api.run import Run
     from evalfleet.controller import Order
-    from evalfleet.model import Offer
     from evalfleet.planning.plan import Resolved
     from evalfleet.planning.request import RunRequest
     from evalfleet.planning.workspace import Workspace
@@ -163,32 +162,22 @@ def start_run(workspace: Workspace, resolved: Resolved, args: argparse.Namespace
 async def _agreed_on(workspace: Workspace, resolved: Resolved, args: argparse.Namespace) -> Resolved | None:
     """Tell what is doubtful, and ask, if it may cost much. None: somebody said no."""
     from evalfleet.api import runs
-    from evalfleet.api.estimate import describe, estimate, forewarned, is_worth_a_promise
+    from evalfleet.api.estimate import describe, estimate, forewarned
+    from evalfleet.api.planner import late_line
 
     resolved = await runs.vet(resolved, dry=args.dry_run)
     for warning in resolved.warnings:
         note(warning)
     expected = await estimate(workspace, resolved)
+    if late := late_line(workspace, resolved, expected.offers):
+        note(late)
+        resolved = replace(resolved, warnings=(*resolved.warnings, late))
     if args.dry_run:
-        if resolved.plan.limits.deadline_s is not None and is_worth_a_promise(resolved):
-            resolved = _promised(workspace, resolved, expected.offers)
         print(describe(resolved, expected, as_json=args.json))
         return resolved
     for warning in await forewarned(workspace, resolved, expected):
         note(warning)
-    if not _agreed(expected.usd, resolved, args):
-        return None
-    return _promised(workspace, resolved, expected.offers) if is_worth_a_promise(resolved) else resolved
-
-
-def _promised(workspace: Workspace, resolved: Resolved, offers: Sequence[Offer]) -> Resolved:
-    from evalfleet.api.plan_review import broken_promise, with_promise
-
-    resolved = with_promise(workspace, resolved, offers)
-    if doubt := broken_promise(resolved.plan):
-        note(doubt)
-        resolved = replace(resolved, warnings=(*resolved.warnings, doubt))
-    return resolved
+    return resolved if _agreed(expected.usd, resolved, args) else None
 
 
 def _detach(order: Order, *, as_json: bool) -> int:

@@ -27,10 +27,8 @@ def task_s(state: RunState) -> float | None:
 
 
 def machine_s(state: RunState) -> float | None:
-    """How long a machine takes until it is ready, as this run tells, else its plan. None: neither does."""
-    if state.boots:
-        return state.boot_seconds / state.boots
-    return None if state.plan.promise is None else state.plan.promise.machine_s
+    """Return how long a machine of this run took until it was ready. None: none is ready yet."""
+    return state.boot_seconds / state.boots if state.boots else None
 
 
 def turn_at(state: RunState, area: str) -> Micros:

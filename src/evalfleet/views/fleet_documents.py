@@ -302,30 +302,6 @@ class ForecastDocument(TypedDict):
     notes: list[str]
 
 
-class ReviewRow(TypedDict):
-    """A run that is over, and what a plan would have said of it beforehand."""
-
-    run: str
-    benchmark: str
-    tasks: int
-    workers: int
-    earlier_runs: Annotated[int, Meta(description="how many the plan rests on")]
-    promised: Annotated[bool, Meta(description="it was said when the run was started; else it is said now")]
-    seconds: Annotated[RangeDocument, Meta(description="until the last result")]
-    took_seconds: float
-    machines_usd: RangeDocument
-    cost_usd: float
-    inside: Annotated[bool, Meta(description="it took a time within the range")]
-
-
-class ReviewDocument(TypedDict):
-    """`plan --review --json`."""
-
-    runs: list[ReviewRow]
-    times_inside: Annotated[Rate, Meta(description="the share of runs; 0.9 is meant")]
-    costs_inside: Rate
-
-
 class ReconcileRow(TypedDict):
     """One day of a run, pool or model: what was counted, and what was billed."""
 

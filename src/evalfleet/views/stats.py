@@ -332,8 +332,7 @@ def estimated_usd(state: RunState, now: Micros) -> float | None:
 
 
 def at_risk(state: RunState, now: Micros) -> list[str]:
-    """Which limits the run will meet before its last task, and which promises it will not keep, as it goes
-    now: nothing while that is not likely.
+    """Which limits the run will meet before its last task, as it goes now: nothing while that is not likely.
 
     It is unlikely to hold if even the middle of what is expected is beyond the limit, and will not hold if
     the early end of the range is.
@@ -357,23 +356,6 @@ def at_risk(state: RunState, now: Micros) -> list[str]:
         if expected > budget:
             told = f"about {usd(expected)} are needed, and the budget is {usd(budget)}"
             found.append(f"the budget {'will' if soonest > budget else 'may'} not do: {told}")
-    return found or _unlike_planned(state, now, middle)
-
-
-def _unlike_planned(state: RunState, now: Micros, left_s: float) -> list[str]:
-    """Whether it will take longer, or cost more, than nine of ten runs that were simulated beforehand."""
-    promise = state.plan.promise
-    if promise is None or state.started_at != state.planned_at or state.steered:
-        return []
-    found: list[str] = []
-    takes_s, (low_s, _, high_s) = seconds_between(state.started_at, now) + left_s, promise.seconds
-    if takes_s > high_s:
-        planned = f"{whole_duration(low_s)} to {whole_duration(high_s)} were planned"
-        found.append(f"it will take longer than planned: about {whole_duration(takes_s)}, and {planned}")
-    costs, (low, _, high) = estimated_usd(state, now) or 0.0, promise.machines_usd
-    if costs > high + 0.005:
-        planned = f"{usd(low)} to {usd(high)} were planned"
-        found.append(f"machines will cost more than planned: about {usd(costs)}, and {planned}")
     return found
 
 
