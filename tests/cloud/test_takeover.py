@@ -17,7 +17,6 @@ from evalfleet.lab import Lab, LabError
 from evalfleet.places.azure import AzureSettings
 from evalfleet.places.gce import GceSettings
 from standins import azure, gce
-from standins.azure.faults import SlowBoot
 from standins.azure.vms import VM, Vm
 from standins.cloud.hosts import GuestHost, Hosts
 from tests.cloud import conftest, gce_places
@@ -187,24 +186,6 @@ def test_another_computer_gets_in_and_adopts_what_runs(
         run.two.sweep()
     run.check_adopted()
     run.check_no_secret_is_stored()
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("cloud", ["azure"], indirect=True)
-def test_one_machine_that_hedges_a_slow_one_is_adopted_as_any_other(
-    cloud: azure.StandIn, tmp_path: Path
-) -> None:
-    """The first controller asks for a third machine, since the second takes much longer than the first."""
-    cloud.faults.slow_boots.append(SlowBoot("-2$", 42.0))
-    run = TakeOver(cloud, tmp_path, None)
-    try:
-        run.begin()
-        run.finish(2)
-    finally:
-        run.one.sweep()
-        run.two.sweep()
-    run.check_adopted()
-    assert sum(isinstance(event, MachineRequested) for event in run.two.events()) == 3
 
 
 @pytest.mark.nightly

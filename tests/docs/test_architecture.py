@@ -30,7 +30,7 @@ WORDS = (
     ),
     *("bundle", "offer", "mend", "pool", "hold", "run", "journal", "controller", "epoch", "home"),
     *("grader", "mailbox", "meter", "allowance", "tier", "circuit", "appliance", "store", "guest", "estate"),
-    *("canary", "step", "parcel", "lease", "expiry", "fence", "hedge"),
+    *("canary", "step", "parcel", "lease", "expiry", "fence"),
 )
 
 

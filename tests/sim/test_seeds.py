@@ -11,7 +11,6 @@ from msgspec import structs
 
 from evalfleet.events import AttemptGraded
 from evalfleet.model import CAUSES, Cause, MachineId, Offer, Task, TaskId
-from evalfleet.policy import hedge
 from evalfleet.policy.decide import FOR_TROUBLE, is_calm
 from evalfleet.sim.checks import run_seeds, violations
 from evalfleet.sim.scenario import OFFERS, ClockStep, Period, Scenario, draw, draw_tiers
@@ -41,26 +40,6 @@ def test_no_seed_violates_an_invariant_and_the_seeds_exercise_what_they_claim_to
         scenario.faults.host_reboots_every_s and "hosts" in scenario.plan.places for scenario in scenarios
     )
     assert any(scenario.api_loss and "service" in scenario.plan.places for scenario in scenarios)
-
-
-def test_while_boots_are_slow_machines_are_hedged_and_attempts_are_not() -> None:
-    surplus = 0
-    for seed in range(6):
-        drawn = calm(seed)
-        limits = structs.replace(drawn.plan.limits, workers=4, canary=0)
-        plan = structs.replace(drawn.plan, places=("vms",), schedule="dynamic", limits=limits)
-        tasks = tuple(Task(TaskId(f"t{n}"), params={"index": n}) for n in range(24))
-        faults = Faults(boot_s=(30.0, 900.0))
-        sim = checked(Scenario(seed, plan, tasks, faults, durations=(300.0,) * 24))
-        assert sim.state.scored == len(sim.state.attempts) == 24
-        state = RunState()
-        for record in sim.store.read():
-            apply(state, record.at, record.event)
-            assert state.live <= 4 + hedge.MOST
-        let_go = [each for each in state.machines.values() if "others came first" in each.detail]
-        assert not any(machine.attempts for machine in let_go), "it had begun a task"
-        surplus += len(let_go)
-    assert surplus > 0
 
 
 @pytest.mark.parametrize("scenario", [draw(3), draw(9), draw_tiers(1)])

@@ -10,7 +10,7 @@ from evalfleet.events import Event
 from evalfleet.model import Micros, Offer, TaskId, after
 from evalfleet.state import RunState
 
-from . import allowances, finish, health, hedge, limits, pace, pool, scale, schedule, silence, tiers
+from . import allowances, finish, health, limits, pace, pool, scale, schedule, silence, tiers
 
 Rule = Callable[[RunState, Micros, Sequence[Offer]], list[Event]]
 
@@ -94,8 +94,6 @@ def next_deadline(state: RunState, now: Micros) -> Micros | None:
             times.extend(b.until for b in state.blocks.values() if not b.permanent and b.until > now)
         if state.shaky:
             times.extend(c.until for c in map(state.circuits.__getitem__, state.shaky) if c.until > now)
-        if state.coming:
-            times.extend(at for at in hedge.slow_at(state) if at > now)
         if state.asked_at and state.live < state.limits.workers:
             times.extend(at for at in (pace.turn_at(state, area) for area in state.asked_at) if at > now)
         if state.live < state.limits.workers and pace.comes_too_late(state, now):

@@ -10,7 +10,6 @@ from evalfleet.model import MachineId, Micros, Needs, Offer, Task, after
 from evalfleet.names import machine_id
 from evalfleet.state import RESTART, Block, Circuit, RunState, kept_out, scopes
 
-from . import hedge
 from .allowances import at_once
 from .limits import any_task_s, grant_s, never_long_enough, time_is_short, worthwhile
 from .pace import comes_too_late, machine_s, task_s, turn_at, workers
@@ -60,15 +59,14 @@ def missing(state: RunState, now: Micros, offers: Sequence[Offer]) -> int:
     if not state.waiting or state.paused is not None:
         return int(_needs_witness(state))
     proved = state.proofs >= state.limits.canary
-    hedged = hedge.allowed(state, now) - state.limits.workers if state.coming else 0
-    ceiling = (workers(state, now, offers) if proved else 1) + hedged - state.live
+    ceiling = (workers(state, now, offers) if proved else 1) - state.live
     if ceiling <= 0:  # as nearly always
         return 0
     if (most := at_once(state)) is not None:
         ceiling = min(ceiling, -(-most // state.plan.slots) - state.live)
     if state.dealt:
         return max(0, min(ceiling, len(_lanes_without_machine(state)) - _kept_for_restarted(state)))
-    useful = sum(max(0, many + hedged) for many in _lacking(state).values())
+    useful = sum(max(0, many) for many in _lacking(state).values())
     return max(0, min(ceiling, useful) - _kept_for_mended(state))
 
 
@@ -125,7 +123,7 @@ def _lanes_without_machine(state: RunState) -> list[int]:
 def _free_lane(state: RunState) -> int | None:
     if state.dealt:
         return min(_lanes_without_machine(state), default=None)
-    return state.free_lanes[0] if state.free_lanes else state.limits.workers  # of one that hedges
+    return state.free_lanes[0] if state.free_lanes else state.limits.workers  # all are taken
 
 
 def best_offers(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Offer]:
@@ -282,12 +280,12 @@ def _out_of_money(state: RunState, offer: Offer) -> list[Event]:
 def trim(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:
     """One machine too many goes: one that was replaced while it was mended and came back, one that is not
     there yet, or, since fewer workers are wanted, the newest that has nothing under way."""
-    if state.live <= state.limits.workers or state.live <= hedge.allowed(state, now):
+    if state.live <= state.limits.workers:
         return []
     back = (machine for machine in state.idle if state.machines[machine].mends)
     if (mended := next(back, None)) is not None:
         return [MachineCondemned(mended, "replaced while it was mended")]
-    unused = [machine for machine in surplus(state, now) if not state.machines[machine].open]
+    unused = [machine for machine in surplus(state) if not state.machines[machine].open]
     leaving = next(reversed(state.coming), unused[-1] if unused else None)
     wanted = f"the run is to have {state.limits.workers} at once, and others came first"
     return [] if leaving is None else [MachineCondemned(leaving, wanted)]

@@ -10,7 +10,6 @@ from evalfleet.model import MachineId, Micros, Needs, Offer, TaskId
 from evalfleet.names import attempt_id
 from evalfleet.state import MachineState, RunState, TaskState
 
-from . import hedge
 from .allowances import at_once, first_allowance
 from .limits import outlives
 
@@ -32,7 +31,7 @@ def hand_out(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Even
     allowance = first_allowance(state)
     if allowance is None or (most is not None and state.running >= most):
         return []
-    unlike, spare = state.dealt or len(state.kinds) > 1, surplus(state, now)
+    unlike, spare = state.dealt or len(state.kinds) > 1, surplus(state)
     idle = (machine for machine in state.idle if machine not in spare)
     for machine in islice(idle, None if unlike else LOOK_AHEAD):
         task = _pick(state, now, machine)
@@ -42,11 +41,11 @@ def hand_out(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Even
     return []
 
 
-def surplus(state: RunState, now: Micros) -> list[MachineId]:
+def surplus(state: RunState) -> list[MachineId]:
     """Machines beyond the workers that somebody wants now: they end what they run, and go."""
-    if state.live <= state.limits.workers or state.live <= (most := hedge.allowed(state, now)):
+    if state.live <= state.limits.workers:
         return []
-    return list(state.ready)[max(0, most - len(state.coming)) :]
+    return list(state.ready)[max(0, state.limits.workers - len(state.coming)) :]
 
 
 def _pick(state: RunState, now: Micros, machine: MachineId) -> TaskId | None:
