@@ -261,8 +261,6 @@ class Offer(Struct, frozen=True, omit_defaults=True):
     many as we like. It is alike in all of them."""
     least_billed_s: float = 0.0
     """A machine that lives shorter is billed for so long."""
-    placement: str = ""
-    """How likely its cloud says that spot machines of it are had, and stay: high, medium or low."""
     lent: bool = False
     """Its machines are computers that exist before and after. One that was drained is not taken again."""
     without: tuple[str, ...] = ()
@@ -861,8 +859,6 @@ class Plan(Struct, frozen=True, omit_defaults=True):
     ordered: bool = False
     """Machines come from the first place that has some to give; else from the cheapest, as always in plans of
     earlier versions."""
-    evictions_an_hour: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Spot offer -> how often its machines were taken back in earlier runs, where there were some."""
     needs: Needs | None = None
     """What machines must have, by what earlier runs used; None: what the benchmark says."""
 

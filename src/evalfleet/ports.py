@@ -427,9 +427,6 @@ class Check(Struct, frozen=True, omit_defaults=True):
     """Of a host: what is known of it, by what that is. All hosts of a place have the same."""
     room: Mapping[str, int] = {}
     """Of a quota: size -> how many more machines of it can be had; without a name, of all sizes together."""
-    placement: Mapping[str, str] = {}
-    """`size@region` -> how likely spot machines are had there, and stay, as the cloud says: high, medium or
-    low."""
 
 
 class Made(Struct, frozen=True, omit_defaults=True):
@@ -469,11 +466,6 @@ class Preflight(Protocol):
         Raises nothing: what cannot be found out is a check, too.
         """
         ...
-
-    async def placement(self, offers: Sequence[Offer], workers: int) -> Mapping[str, str]:
-        """Key of a spot offer -> how likely its cloud says that so many machines are had, and stay: high,
-        medium or low. It is bounded in time, and raises nothing: what nobody tells is left out."""
-        return {}
 
     async def try_out(self, needs: Needs) -> Sequence[Check]:
         """What only a machine can tell, where one can be had for seconds and nothing. Raises nothing."""

@@ -99,8 +99,6 @@ class Catalog:
         self.restrictions: list[Restriction] = []
         self.not_made: set[tuple[str, str]] = set()
         """Types of resources, and regions where they are not to be had."""
-        self.placement: dict[tuple[str, str], str] = {}
-        """(size, region) -> the placement score of spot machines; High, unless a test says so."""
 
     def region(self, location: object, type: str) -> str:
         """Its plain name. Azure takes `East US`, too."""

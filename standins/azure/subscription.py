@@ -46,7 +46,6 @@ class Subscription:
         for pattern, rows in tables.items():
             arm.route("GET", pattern, self._table(rows))
         arm.route("GET", ROOT, self._one)
-        arm.route("POST", COMPUTE + "/locations/{location}/placementScores/spot/generate", self._placement)
         arm.route("GET", f"{ROOT}/providers/{{namespace}}", self._one_provider)
         arm.route("POST", f"{ROOT}/providers/{{namespace}}/register", self._register)
         feature = f"{ROOT}/providers/Microsoft.Features/providers/Microsoft.Compute/features/{{feature}}"
@@ -97,29 +96,6 @@ class Subscription:
             }
             for name, zones in REGIONS.items()
         ]
-
-    # -- spot ----------------------------------------------------------------------------------
-
-    async def _placement(self, call: Call, found: re.Match[str]) -> Answer:
-        """As `azure-mgmt-computerecommender` 1.0.0b3 asks for it, and reads it."""
-        self._cloud.catalog.region(found["location"], "locations/placementScores")
-        asked = call.body
-        sizes = [str(each.get("sku")) for each in asked.get("desiredSizes") or ()]
-        if not 0 < len(sizes) <= 5:
-            raise ArmError(400, "BadRequest", "desiredSizes must have one to five sizes.")
-        known = self._cloud.catalog.placement
-        scores = [
-            {
-                "sku": size,
-                "region": region,
-                "availabilityZone": None,
-                "score": known.get((size, region), "High"),
-                "isQuotaAvailable": True,
-            }
-            for size in sizes
-            for region in asked.get("desiredLocations") or ()
-        ]
-        return Answer(200, {**asked, "placementScores": scores})
 
     # -- providers -----------------------------------------------------------------------------
 

@@ -19,10 +19,9 @@ from evalfleet.model import AttemptId, Command, Job, Machine, MachineId
 from evalfleet.places.azure import AzurePlace
 from evalfleet.ports import Fence
 from evalfleet.testing.harness import find, raised
-from standins.azure import Failed, Late, Lost, Refused, StandIn, Throttled
+from standins.azure import Failed, Late, Lost, StandIn, Throttled
 from standins.cloud.hosts import Hosts
 from tests.cloud.conftest import FAST
-from tests.cloud.desk import AzureDesk
 from tests.cloud.places import HOME, SIZE, offer, place
 from tests.cloud.rest import Rest, network
 from tests.waiting import PATIENCE_S, until_async, until_seen
@@ -383,35 +382,3 @@ def test_through_a_jump_host(azure: StandIn, tmp_path: Path, monkeypatch: pytest
         await behind.close()
 
     use(azure, tmp_path, work)
-
-
-def test_azure_is_asked_how_likely_spot_machines_stay_and_need_not_answer(
-    azure: StandIn, tmp_path: Path
-) -> None:
-    azure.cloud.catalog.placement[SIZE, "eastus"] = "Low"
-    offers = [offer(spot=True), offer("westus2", spot=True), offer()]
-
-    async def work(made: AzurePlace) -> dict[str, str]:
-        return dict(await made.placement(offers, 3))
-
-    assert use(azure, tmp_path, work) == {offers[0].key: "low", offers[1].key: "high"}
-    azure.faults.add(Refused(403, "AuthorizationFailed"), path="placementScores", times=1)
-    assert len(use(azure, tmp_path, work)) == 1, "one region that is not told of leaves the other"
-    azure.faults.add(Refused(403, "AuthorizationFailed"), path="placementScores")
-    assert use(azure, tmp_path, work) == {}
-
-
-def test_spot_machines_go_where_azure_says_that_they_stay(azure: StandIn, tmp_path: Path) -> None:
-    azure.cloud.catalog.placement[SIZE, "eastus"] = "Low"
-    desk = AzureDesk(
-        *(azure, tmp_path / "desk"),
-        inside=True,
-        regions=["eastus", "westus2"],
-        spot=True,
-        spot_only=True,
-        prices={SIZE: 0.1},  # alike, so that nothing else decides
-    )
-    desk.bench(1)
-    desk.done("run", "b.toml", "--on", "azure", "--name", "r", "--workers", "1")
-    machines = json.loads(desk.say("show", "r", "--json"))["machines"]
-    assert [machine["region"] for machine in machines] == ["westus2"]

@@ -298,20 +298,6 @@ def test_as_few_machines_as_meet_the_deadline_and_more_once_it_is_in_danger() ->
     assert len(requested(unknown.turn())) == 1, "until a task tells how long it takes"
 
 
-def test_spot_machines_that_lose_more_work_than_they_save_are_not_asked_for() -> None:
-    """An hour's task: an eviction loses half an hour. At a third of the price, four an hour are too many."""
-    spot = Offer("cloud", "D4", usd_per_hour=12.0, spot=True)
-
-    def asked_for(rate: float, *offers: Offer) -> list[Offer]:
-        run = Run(weighed(3, 3600.0), offers, workers=1)
-        run.state.plan = structs.replace(run.state.plan, evictions_an_hour={spot.key: rate})
-        return [event.offer for event in requested(run.turn())]
-
-    assert asked_for(0.05, spot, CHEAP) == asked_for(3.0, spot, CHEAP) == [spot]
-    assert asked_for(5.0, spot, CHEAP) == [CHEAP]
-    assert asked_for(5.0, spot) == [spot], "there is no other"
-
-
 def test_as_many_machines_as_the_budget_pays() -> None:
     """$100 are 8500 s within the margin: 6000 s of work, and 60 s that are lost on each machine."""
     run = Run(weighed(100, 60.0), (CHEAP,), workers=100, auto=True, budget_usd=100.0, lease_s=60.0)

@@ -29,14 +29,10 @@ def basis_lines(chances: Chances) -> list[str]:
     """What the figures rest on."""
     runs = f"{plural(chances.runs, 'earlier run')} here" if chances.runs else "no earlier runs here"
     tasks = ", ".join(f"{count} {BASES[basis]}" for basis, count in chances.bases.items())
-    lines = [
+    return [
         f"{runs}; durations of tasks: {tasks}",
         f"time until a machine is ready: {'as in earlier runs' if chances.known_machines else 'guessed'}",
     ]
-    if chances.placement:
-        scores = ", ".join(f"{offer} {score}" for offer, score in chances.placement.items())
-        lines.append(f"placement of spot machines, as the cloud says: {scores}")
-    return lines
 
 
 def _models_line(found: Outlook) -> str:

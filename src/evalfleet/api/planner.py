@@ -115,8 +115,7 @@ async def outlook(
         model_range=plan.model_usd,
         usual_s=plan.usual_s,
     )
-    placement = {key: offer.placement for key, offer in every.items() if offer.placement}
-    chances = replace(believe(machine_s=sight.machine_s), placement=placement)
+    chances = believe(machine_s=sight.machine_s)
     jobs = [
         job_of(variant.plan, variant.tasks, option, chances)
         for variant, each in seen
@@ -194,18 +193,9 @@ async def _look(workspace: Workspace, resolved: Resolved, workers: int, examined
         raise PlaceError(without, transient=False)
     if resolved.borrowed:
         machine_s = {name: start_s.get(name, (0.0, 2.0)) for name in machine_s}
-    scores = _scores(offers, [check for each in checks.values() for check in each])
-    scored = [msgspec.structs.replace(offer, placement=scores.get(offer.key, "")) for offer in offers]
-    ordered = tuple(in_order(resolved.plan, scored))
+    ordered = tuple(in_order(resolved.plan, offers))
     needed = tuple(offer for offer in ordered if any(offer.has.covers(kind) for kind in kinds))
     return _Sight(ordered, machine_s, start_s, needed, checks)
-
-
-def _scores(offers: Iterable[Offer], checks: Iterable[Check]) -> Mapping[str, str]:
-    """Spot offer -> its cloud's placement score, where it has one."""
-    told = {name: score for check in checks for name, score in check.placement.items()}
-    named = {offer.key: f"{offer.size}@{offer.area or offer.region}" for offer in offers if offer.spot}
-    return {key: told[name] for key, name in named.items() if name in told}
 
 
 async def _examined(place: Preflight, needs: Needs, workers: int) -> Sequence[Check]:

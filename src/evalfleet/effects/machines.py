@@ -48,7 +48,7 @@ from evalfleet.model import (
     seconds_between,
 )
 from evalfleet.names import safe_name
-from evalfleet.ports import Channel, HostChannel, Hosts, Place, Preflight
+from evalfleet.ports import Channel, HostChannel, Hosts, Place
 from evalfleet.state import MachineState, kept_out
 
 from .tools import Tools, check_wanted
@@ -374,15 +374,11 @@ def lifetime_s(tools: Tools, machine: MachineState, expires_at: Micros) -> float
 
 
 async def find_offers(tools: Tools, place: Place, needs: Needs) -> Sequence[Offer]:
-    """A place's offers, with what its cloud says of its spot machines."""
+    """Return the place's offers."""
     kinds = [kind for kind in tools.state.kinds if kind is not None]
-    offers = await offers_by_kind(
+    return await offers_by_kind(
         lambda all_needs: tools.persist(lambda: place.offers(all_needs), OFFER_TRIES), needs, kinds
     )
-    if not isinstance(place, Preflight) or not any(offer.spot for offer in offers):
-        return offers
-    scores = await place.placement(offers, tools.state.limits.workers)
-    return [structs.replace(offer, placement=scores.get(offer.key, "")) for offer in offers]
 
 
 async def offers_by_kind(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from evalfleet.events import Event, MachineCondemned, MachineRequested, StopRequested
@@ -12,10 +11,9 @@ from evalfleet.state import RESTART, Block, Circuit, RunState, kept_out, scopes
 
 from .allowances import at_once
 from .limits import any_task_s, grant_s, never_long_enough, time_is_short, worthwhile
-from .pace import comes_too_late, machine_s, task_s, turn_at, workers
+from .pace import comes_too_late, turn_at, workers
 from .schedule import does, live_that_do, most_first, surplus
 from .silence import proven_online
-from .spot import evictions_an_hour, expected_usd
 
 
 def request(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:
@@ -141,7 +139,7 @@ def best_offers(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[O
         )
         if full or offer.place in fresh or _shut(state, now, offer) or _too_short(state, now, offer):
             continue
-        if not _tired(state, offer) and not _loses_more(state, offer, offers):
+        if not _tired(state, offer):
             fresh[offer.place] = offer
             if not state.plan.ordered:
                 break
@@ -183,21 +181,6 @@ def _tired(state: RunState, offer: Offer) -> bool:
         return False
     most = max(RUN_EVICTIONS, state.limits.workers // 4)
     return state.evictions[offer.key] >= OFFER_EVICTIONS or state.evictions.total() >= most
-
-
-def _loses_more(state: RunState, offer: Offer, offers: Sequence[Offer]) -> bool:
-    """Is a spot offer dearer than a regular one, by the work that is lost on its machines, as earlier runs or
-    the cloud tell?
-
-    An eviction loses half a task, on average, and the boot of the machine that comes instead. A regular offer
-    that is not there costs nothing to compare with.
-    """
-    task, boot = task_s(state), machine_s(state)
-    if not offer.spot or task is None or not evictions_an_hour(state.plan, offer):
-        return False
-    lost_h = (task / 2 + (boot or 0.0)) / 3600
-    regular = min((each.usd_per_hour for each in offers if not each.spot), default=math.inf)
-    return expected_usd(state.plan, offer, lost_h) > regular
 
 
 def _blocks(state: RunState, offer: Offer) -> list[Block]:

@@ -16,7 +16,6 @@ from evalfleet.names import spread
 from evalfleet.state import Circuit, RunState, replaceable
 
 from .scale import best_offers, is_final, missing, useful_offers
-from .spot import expected_usd
 
 RISING = 3
 """Of the newest ten outcomes: with so many failures, and twice as many as before, a place is drained."""
@@ -43,13 +42,15 @@ ROUNDS_LEFT = 2
 
 
 def in_order(plan: Plan, offers: Iterable[Offer]) -> list[Offer]:
-    """The offers, the one to take first in front: by the order of their places if the plan has one, then by
-    price, with what evictions lose. At equal prices the order of the place stands: it may know which region
-    to try next."""
+    """Return the offers, the one to take first in front: by the order of their places if the plan has one,
+    then by price. At equal prices regular machines come before spot ones, else the order of the place stands:
+    it may know which region to try next."""
     if not plan.ordered:
-        return sorted(offers, key=lambda offer: expected_usd(plan, offer))
+        return sorted(offers, key=lambda offer: (offer.usd_per_hour, offer.spot))
     tier = {place: n for n, place in enumerate(plan.places)}
-    return sorted(offers, key=lambda offer: (tier.get(offer.place, len(tier)), expected_usd(plan, offer)))
+    return sorted(
+        offers, key=lambda offer: (tier.get(offer.place, len(tier)), offer.usd_per_hour, offer.spot)
+    )
 
 
 def judge(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:

@@ -13,8 +13,9 @@ from statistics import fmean
 from typing import Literal
 
 from evalfleet.model import Offer, Task, TaskId
-from evalfleet.policy.spot import EVICTED_EVERY_H, PLACEMENT
 
+EVICTED_EVERY_H = 20.0
+"""How long a spot machine lasts on average, where nobody knows better."""
 LEAST_S = 0.01
 """Nothing takes less."""
 USUAL_RUNS = 4
@@ -65,8 +66,6 @@ class Chances:
     """How many earlier runs there were."""
     known_machines: bool = False
     """Whether earlier runs tell how long machines take."""
-    placement: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Spot offer -> how likely its cloud says that its machines are had, and stay: high, medium or low."""
 
     def fate(self, seed: int, machines: int = 1) -> DrawnFate:
         """What happens in one run with so many machines at once."""
@@ -75,13 +74,11 @@ class Chances:
     def evictions_an_hour(self, offer: Offer) -> tuple[float, float]:
         """Shape and scale of what is believed of the rate (a gamma distribution, as of a Poisson process).
 
-        All spot offers together, beginning with one eviction in 20 hours, and the cloud's own word of it tell
-        what is to be expected of an offer before it is known itself; that counts as much as 20 hours of its
-        own.
+        All spot offers together, beginning with one eviction in 20 hours, tell what is to be expected of an
+        offer before it is known itself; that counts as much as 20 hours of its own.
         """
         hours = EVICTED_EVERY_H + sum(each.hours for each in self.spot.values())
         usual = (1 + sum(each.evictions for each in self.spot.values())) / hours
-        usual *= PLACEMENT.get(self.placement.get(offer.key, ""), 1.0)
         own = self.spot.get(offer.key, SpotRecord())
         return EVICTED_EVERY_H * usual + own.evictions, 1 / (EVICTED_EVERY_H + own.hours)
 

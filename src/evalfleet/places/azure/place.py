@@ -45,8 +45,6 @@ from .template import (
 
 REARM_S = 6 * 3600.0
 CLAIMS_S = 30.0
-PLACEMENT_S = 5.0
-"""For so long machines wait for what Azure says of spot machines."""
 
 log = logging.getLogger(__name__)
 
@@ -276,24 +274,6 @@ class AzurePlace(VmPlace[Vm, GroupSnapshot], Preflight):
         """What can be found out before money is spent."""
         checks = preflight.AzureChecks(self._arm, self._environ, self._settings, self._account)
         return await checks.all(await self.offers(needs), needs, workers)
-
-    async def placement(self, offers: Sequence[Offer], workers: int) -> Mapping[str, str]:
-        """Azure's placement scores. Whoever has no right to ask for them does without."""
-        spot = [offer for offer in offers if offer.spot]
-        regions = dict.fromkeys(region_and_zone(offer.region)[0] for offer in spot)
-        asking = (preflight.placement_scores(self._arm, region, spot, workers) for region in regions)
-        scores: dict[str, str] = {}
-        try:
-            async with asyncio.timeout(PLACEMENT_S):
-                for told in await asyncio.gather(*asking, return_exceptions=True):
-                    if isinstance(told, dict):
-                        scores |= told
-                    elif not isinstance(told, ArmFault | PlaceError):
-                        raise told
-        except TimeoutError:
-            log.info("Azure gives no placement scores for now")
-        named = {offer.key: f"{offer.size}@{region_and_zone(offer.region)[0]}" for offer in spot}
-        return {key: scores[name] for key, name in named.items() if name in scores}
 
     async def belongings(self) -> Sequence[Belonging]:
         """What is evalfleet's, of all homes, in the whole subscription."""

@@ -78,10 +78,6 @@ ADDRESS_QUOTAS = frozenset(
     }
 )
 WHOSE = "Azure's"
-PLACEMENT = "2025-06-05"
-"""The version of the API for placement scores."""
-SCORED_AT_ONCE = 5
-"""So many sizes Azure scores in one call."""
 MADE = (VM, DISK, NIC, ADDRESS, NSG, VNET, SCHEDULE)
 LONG_RUN_S = 4 * 3600.0
 NEW_GROUP = "Microsoft.Resources/subscriptions/resourceGroups/write"
@@ -145,7 +141,6 @@ class AzureChecks:
             *(_guarded(f"sizes in {region}", self._sizes(region, offers)) for region in regions),
             *(_guarded(f"addresses in {region}", self._addresses(region)) for region in regions),
             *(_guarded(f"disks in {region}", self._disks(region)) for region in regions),
-            *(_guarded(f"spot in {region}", self._placement(region, offers, workers)) for region in regions),
         )
         told = [check for some in found for check in some]
         return (*first, *told, *self._fitting(needs), *self._ends(offers, workers))
@@ -294,25 +289,6 @@ class AzureChecks:
         remedy = f"ask for more of {tightest} in {region}: {QUOTA_PAGE}"
         return Check(about, "warn", told, remedy, room={name: 0}), 0
 
-    def _placement(
-        self, region: str, offers: Sequence[Offer], workers: int
-    ) -> Callable[[], Awaitable[list[Check]]]:
-        """How likely are so many spot machines to be had there, and to stay? It costs nothing to ask."""
-
-        async def check() -> list[Check]:
-            scores = await placement_scores(self._arm, region, offers, workers)
-            if not scores:
-                return []
-            words = ", ".join(f"{name.partition('@')[0]} {score}" for name, score in scores.items())
-            likely = any(score in ("high", "medium") for score in scores.values())
-            remedy = "" if likely else "name more `regions` or `sizes`, or leave `spot` out"
-            told_words = f"Azure's placement score for {workers}: {words}"
-            return [
-                Check(f"spot in {region}", "good" if likely else "warn", told_words, remedy, placement=scores)
-            ]
-
-        return check
-
     def _disks(self, region: str) -> Callable[[], Awaitable[list[Check]]]:
         async def check() -> list[Check]:
             path = f"{self._arm.root}/providers/Microsoft.Compute/locations/{region}/usages"
@@ -341,27 +317,6 @@ class AzureChecks:
             ]
 
         return check
-
-
-async def placement_scores(
-    arm: ArmClient, region: str, offers: Sequence[Offer], workers: int
-) -> dict[str, str]:
-    """`size@region` -> Azure's placement score there, of the sizes that are offered as spot machines. Raises
-    ArmFault."""
-    names = list(dict.fromkeys(each.size for each in offers if each.spot and _in(each, region)))
-    there = f"{arm.root}/providers/Microsoft.Compute/locations/{region}/placementScores"
-    scores: dict[str, str] = {}
-    for first in range(0, len(names), SCORED_AT_ONCE):
-        wanted = {
-            "desiredLocations": [region],
-            "desiredSizes": [{"sku": name} for name in names[first : first + SCORED_AT_ONCE]],
-            "desiredCount": workers,
-            "availabilityZones": False,
-        }
-        told = await arm.send("POST", f"{there}/spot/generate", PLACEMENT, wanted)
-        for each in map(table, rows(told.get("placementScores"))):
-            scores[f"{each.get('sku')}@{region}"] = str(each.get("score")).lower()
-    return scores
 
 
 async def _guarded(name: str, check: Callable[[], Awaitable[list[Check]]]) -> list[Check]:
