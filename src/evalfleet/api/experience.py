@@ -15,7 +15,15 @@ from evalfleet.errors import JournalForeign
 from evalfleet.model import Answered, Broken, Cause, Offer, Scored, Task, seconds_between
 from evalfleet.named_pools.pool_places import SIZE as BORROWED
 from evalfleet.planning.workspace import Workspace
-from evalfleet.sim.chances import LEAST_S, USUAL_RUNS, Basis, Chances, MachineTimes, SpotRecord
+from evalfleet.sim.chances import (
+    LEAST_S,
+    USUAL_RUNS,
+    Basis,
+    Chances,
+    MachineSeconds,
+    SpotRecord,
+    guessed_machines,
+)
 from evalfleet.state import AttemptState, RunState
 from evalfleet.views.follow import Follower
 
@@ -226,15 +234,13 @@ def chances_of(
 
 def _machine_times(
     experience: Experience, offer: Offer, guesses: Mapping[str, tuple[float, float]]
-) -> MachineTimes:
+) -> MachineSeconds:
     """The times of machines of this size, else of others of the place, else a spread around a guess."""
     alike = experience.machines.get((offer.place, offer.size))
     if alike:
-        return MachineTimes.learned(alike)
+        return alike
     others = [run for (place, _), runs in experience.machines.items() if place == offer.place for run in runs]
-    if others:
-        return MachineTimes.learned(others)
-    return MachineTimes.guessed(*guesses.get(offer.place, (0.0, 0.0)))
+    return others or guessed_machines(*guesses.get(offer.place, (0.0, 0.0)))
 
 
 class _Logs:

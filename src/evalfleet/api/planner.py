@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -20,7 +20,7 @@ from evalfleet.planning.workspace import Workspace
 from evalfleet.policy.scale import task_without_offer
 from evalfleet.policy.tiers import in_order
 from evalfleet.ports import Check, Hosts, Preflight
-from evalfleet.sim.chances import Chances, MachineTimes
+from evalfleet.sim.chances import Chances, guessed_machines
 from evalfleet.sim.forecast import DRAWS, Forecast, Option, OptionDraws, forecasts
 from evalfleet.toml_tables import convert
 from evalfleet.views.format import whole_duration
@@ -124,7 +124,10 @@ async def outlook(
     ]
     if sight.start_s and not resolved.borrowed:
         stopped = believe(machine_s=sight.start_s)
-        stopped = replace(stopped, machines=_started(every.values(), sight.start_s))
+        starts = {
+            key: guessed_machines(*sight.start_s.get(offer.place, (0.0, 0.0))) for key, offer in every.items()
+        }
+        stopped = replace(stopped, machines=starts)
         sized = sight.by_size(spot=False)[:1]
         jobs += [
             job_of(plan, tasks, _in_a_pool(workspace, option), stopped)
@@ -143,10 +146,6 @@ async def outlook(
 def _sizes(resolved: Resolved) -> int:
     """How many sizes are looked at. Of those that are as large as needed, the cheapest is meant."""
     return SIZES if resolved.plan.needs is None else 1
-
-
-def _started(offers: Iterable[Offer], start_s: Mapping[str, tuple[float, float]]) -> dict[str, MachineTimes]:
-    return {offer.key: MachineTimes.guessed(*start_s.get(offer.place, (0.0, 0.0))) for offer in offers}
 
 
 async def _looks(

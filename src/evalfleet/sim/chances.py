@@ -9,7 +9,6 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
 from typing import Literal
 
 from evalfleet.model import Offer, Task, TaskId
@@ -24,6 +23,8 @@ Basis = Literal["task", "other model", "domain", "benchmark", "default", "guess"
 """What a task's duration rests on: earlier attempts at it with this model, or with another; at tasks of its
 domain, or of its benchmark; what the benchmark itself says; or nothing but its time limit."""
 
+MachineSeconds = Sequence[Sequence[float]]
+"""Of each earlier run, how long its machines took until they were ready. A guess is one run each."""
 GUESSED_SHARE = (0.01, 1.0)
 """Between which shares of their time limit tasks take, as far as anybody knows."""
 FEW_PRICES = 3
@@ -49,7 +50,7 @@ class Chances:
     guessed: frozenset[TaskId]
     shared: float
     """The standard deviation of the logarithm of what all tasks have in common."""
-    machines: Mapping[str, MachineTimes]
+    machines: Mapping[str, MachineSeconds]
     """Offer -> how long until a machine is ready."""
     spot: Mapping[str, SpotRecord]
     """Offer -> what became of its spot machines."""
@@ -67,9 +68,9 @@ class Chances:
     known_machines: bool = False
     """Whether earlier runs tell how long machines take."""
 
-    def fate(self, seed: int, machines: int = 1) -> DrawnFate:
-        """What happens in one run with so many machines at once."""
-        return DrawnFate(self, seed, machines)
+    def fate(self, seed: int) -> DrawnFate:
+        """What happens in one run."""
+        return DrawnFate(self, seed)
 
     def evictions_an_hour(self, offer: Offer) -> tuple[float, float]:
         """Shape and scale of what is believed of the rate (a gamma distribution, as of a Poisson process).
@@ -86,14 +87,14 @@ class Chances:
 class DrawnFate:
     """What happens in one drawn run. Some of it is alike for all its tasks, some for all its machines."""
 
-    def __init__(self, chances: Chances, seed: int, machines: int) -> None:
-        self._chances, self._seed, self._machines = chances, seed, machines
+    def __init__(self, chances: Chances, seed: int) -> None:
+        self._chances, self._seed = chances, seed
         self._rng = rng = random.Random(seed)
         self._all_tasks = math.exp(chances.shared * _student_t(rng, chances.runs))
         self.lead_s = rng.choice(chances.leads) if chances.leads else 0.0
         low, high = GUESSED_SHARE
         self._guessed = math.exp(rng.uniform(math.log(low), math.log(high)))
-        self._all_machines = _student_t(rng, chances.runs)
+        self._day = rng.random()
         self._evictions_an_hour: dict[str, float] = {}
 
     def task_s(self, task: Task, offer: Offer) -> float:
@@ -103,9 +104,9 @@ class DrawnFate:
         return min(max(LEAST_S, seconds), task.limit_s)
 
     def machine_s(self, offer: Offer) -> float:
-        times = self._chances.machines[offer.key]
-        in_common = times.middle(self._machines) + self._all_machines * times.shared(self._machines)
-        return self._rng.choice(times.own) * math.exp(in_common)
+        """Machines of one run are much alike, so all are drawn from those of one earlier run."""
+        runs = self._chances.machines[offer.key]
+        return self._rng.choice(runs[int(self._day * len(runs))])
 
     def queue_s(self, offer: Offer) -> float:
         expected = QUEUE_S if offer.queue_s is None else offer.queue_s
@@ -147,72 +148,9 @@ def _student_t(rng: random.Random, runs: int) -> float:
     return rng.gauss(0.0, 1.0) / math.sqrt(rng.gammavariate(freedom / 2, 2 / freedom))
 
 
-ALL_MACHINES = 0.3
-"""How far off all machines of a run may be together, as a standard deviation of logarithms."""
-SLOWED = 0.5
-"""How much longer machines may take for being many, as the standard deviation of a power of their number."""
-
-
-@dataclass(frozen=True)
-class MachineTimes:
-    """How long machines of one offer take until they are ready.
-
-    Machines of one run are much alike: the place, or the computer that they share, is quick or slow that day,
-    and may be slower the more are asked for at once. So a run is drawn as a whole, from a regression over
-    earlier runs: the logarithm of their time over that of their number.
-    """
-
-    own: Sequence[float]
-    """By which factors machines of one run differ, to choose from; where nothing is known, seconds."""
-    runs: int = 0
-    mean: float = 0.0
-    """Of the logarithms of the seconds, over runs."""
-    mean_count: float = 0.0
-    """Of the logarithms of the numbers of machines."""
-    slope: float = 0.0
-    """How the one grows with the other."""
-    weight: float = 1.0
-    """How well the slope is known: the sum of squares of what it is learned from."""
-    spread: float = ALL_MACHINES
-    """How much runs differ, as a standard deviation of logarithms."""
-
-    def middle(self, machines: int) -> float:
-        """The logarithm of the factor to expect with so many machines."""
-        return self.mean + self.slope * (math.log(machines) - self.mean_count)
-
-    def shared(self, machines: int) -> float:
-        """The standard deviation of that in a run to come: a prediction is less sure than a mean."""
-        if not self.runs:
-            return self.spread
-        far = (math.log(machines) - self.mean_count) ** 2 / self.weight
-        return self.spread * math.sqrt(1 + 1 / self.runs + far)
-
-    @classmethod
-    def guessed(cls, low: float, high: float) -> MachineTimes:
-        return cls([low + (high - low) * step / 10 for step in range(11)])
-
-    @classmethod
-    def learned(cls, runs: Sequence[Sequence[float]]) -> MachineTimes:
-        """What the seconds of each run's machines teach."""
-        logs = [[math.log(each) for each in seconds] for seconds in runs]
-        counts = [math.log(len(seconds)) for seconds in runs]
-        means = [fmean(each) for each in logs]
-        mean, mean_count = fmean(means), fmean(counts)
-        # what is usual counts as some runs do: of few runs neither a slope nor a deviation is certain
-        weight = sum((count - mean_count) ** 2 for count in counts) + (ALL_MACHINES / SLOWED) ** 2
-        steep = sum((count - mean_count) * (each - mean) for count, each in zip(counts, means, strict=True))
-        slope = min(1.0, max(0.0, steep / weight))
-        off = (y - mean - slope * (x - mean_count) for x, y in zip(counts, means, strict=True))
-        squares = USUAL_RUNS * ALL_MACHINES**2 + sum(each**2 for each in off)
-        return cls(
-            [math.exp(each - means[n]) for n, run in enumerate(logs) for each in run],
-            len(runs),
-            mean,
-            mean_count,
-            slope,
-            weight,
-            math.sqrt(squares / (USUAL_RUNS + len(runs) - 1)),
-        )
+def guessed_machines(low: float, high: float) -> MachineSeconds:
+    """Return times between two bounds, for machines that no earlier run had."""
+    return [[low + (high - low) * step / 10] for step in range(11)]
 
 
 QUEUE_S = 600.0

@@ -118,7 +118,7 @@ class Draw(NamedTuple):
 
 def draw(job: OptionDraws, seed: int) -> Draw:
     """One drawn run."""
-    fate = job.chances.fate(seed, job.option.workers)
+    fate = job.chances.fate(seed)
     drawn = draw_run(job.plan, job.tasks, job.option.offers, fate)
     seconds = drawn.seconds + fate.lead_s
     usd = drawn.machines_usd * fate.price_factor(job.option.offer)
