@@ -418,6 +418,7 @@ class StopRequested(_Event, frozen=True):
 
 
 SteeringVerb = Literal["pause", "unpause", "set", "end", "drain", "undrain", "restart", "replace"]
+"""`restart` is in older journals only, and changes nothing by itself: a MachineMending followed it."""
 
 
 class RunSteered(_Event, frozen=True):
@@ -429,7 +430,7 @@ class RunSteered(_Event, frozen=True):
     attempt: AttemptId | None = None
     """The one to `end`."""
     machine: MachineId | None = None
-    """The one to `drain`, `undrain`, `restart` or `replace`."""
+    """The one to `drain`, `undrain` or `replace`."""
     workers: int | None = None
     """What to `set`, and what follows; None: as it is."""
     budget_usd: float | None = None

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from evalfleet.api.run import whoami
 from evalfleet.errors import MachineMute
 from evalfleet.events import AttemptEnded, AttemptStarted, MachineCondemned, MachineMending, MachineReady
 from evalfleet.lab import Lab
@@ -124,42 +123,6 @@ def test_a_run_goes_on_elsewhere_while_a_machine_is_restarted(azure: StandIn, tm
 
 def is_connection(event: AttemptEnded) -> bool:
     return isinstance(event.outcome, Broken) and event.outcome.cause is Cause.CONNECTION
-
-
-def test_a_machine_is_restarted_and_an_attempt_ended_by_request_and_the_report_says_by_whom(
-    azure: StandIn, tmp_path: Path
-) -> None:
-    desk = AzureDesk(azure, tmp_path, inside=True)
-    desk.bench(2, first=[3600.0], timeout_s=7200.0)
-    controller = desk.start_run("--workers", "1", "--attempts", "1", "--allow-broken", "1")
-    try:
-        (first,) = desk.recorded(AttemptStarted)
-        said = desk.say("restart", "r", "worker-1", "--reason", "its screen is black")
-        assert said.startswith("r: worker-1 to be restarted by ")
-        (mending,) = desk.recorded(MachineMending)
-        assert (mending.machine, mending.step) == (first.machine, "restart")
-        ready = desk.recorded(MachineReady, 2)[1]
-        assert (ready.machine, "restart" in ready.timings) == (first.machine, True)
-        again = desk.recorded(AttemptStarted, 2)[1]
-        assert again.task == first.task, "what ran there has used up no attempt"
-        refused = desk.done("restart", "r", "worker-1", code=2).said
-        assert "was restarted before, and once is all: drain it" in refused
-        desk.say("end", "r", first.task, "--reason", "it loops")
-        assert controller.wait().code == 0, controller.said
-    finally:
-        desk.sweep()
-    restarted, ended = (event.outcome for event in desk.recorded(AttemptEnded, 3)[:2])
-    assert isinstance(restarted, Broken)
-    assert isinstance(ended, Broken)
-    assert (restarted.cause, restarted.counts) == (Cause.CANCELLED, False)
-    assert (ended.cause, ended.counts) == (Cause.CANCELLED, True)
-    entries = [(each["verb"], each["reason"]) for each in desk.results()["steering"]]
-    assert entries == [("restart", "its screen is black"), ("end", "it loops")]
-    report = desk.say("report", "r")
-    assert f"worker-1 to be restarted by {whoami()}: its screen is black" in report
-    assert f"attempt {first.task}.1 to be ended by {whoami()}: it loops" in report
-    assert len(desk.state().machines) == 1
-    assert not azure.left()
 
 
 @pytest.mark.slow

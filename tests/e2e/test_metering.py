@@ -13,7 +13,8 @@ from urllib.request import urlopen
 
 import pytest
 
-from evalfleet.events import AttemptEnded, AttemptStarted
+from evalfleet.events import AttemptEnded, AttemptStarted, RunSteered
+from evalfleet.journal import Store
 from evalfleet.model import AttemptId, Broken
 from standins.podman import LIMITS, lacking, podman_with
 from tests.e2e.harness import Fleet, processes, task
@@ -145,7 +146,8 @@ def test_the_money_of_attempts_that_were_superseded_or_lost_is_counted_or_told_t
     fleet.started("a.0", "b.0")
     until(lambda: models.sums()["calls"] == 4)
     machines = {str(each.task): each.machine for each in fleet.state().attempts.values()}
-    assert fleet("replace", "r", machines["a"]).code == 0
+    Store.open(fleet.home).ask("r", RunSteered("replace", "an alert", machine=machines["a"]), 0)
+    until(lambda: fleet.state().steered, "the machine's replacement")
     lost = fleet.home / ".machines" / machines["b"]
     os.kill(fleet.supervisors()[lost.name], signal.SIGKILL)
     shutil.rmtree(lost)

@@ -67,7 +67,8 @@ def test_what_cannot_be_done_is_refused_in_a_line_and_resume_ends_a_pause(fleet:
         ("end", "r", "a_2"): "does not run now",
         ("end", "r", "a_9"): "has no task 'a_9'",
         ("drain", "r", "nothing"): "has no machine 'nothing'",
-        ("restart", "r", "worker-1"): "cannot be restarted",
+        ("restart", "r", "worker-1"): "`evalfleet drain RUN MACHINE`",
+        ("replace", "r", "worker-1"): "`evalfleet drain RUN MACHINE`",
         ("pause", "r", "--reason", "two\nlines"): "one line of text",
         ("show", "r", "a_1", "--steps"): "does not say where its steps are",
     }.items():

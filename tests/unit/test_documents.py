@@ -192,8 +192,6 @@ TRIED_ELSEWHERE = {
         "set",
         "end",
         "drain",
-        "restart",
-        "replace",
     ),  # of live runs: tests/e2e/test_steering.py
     "cost",  # of machines that cost something: tests/unit/test_reconcile.py
     "demo",  # it fetches packages: tests/demo

@@ -9,7 +9,6 @@ from evalfleet.events import (
     AttemptEnded,
     Event,
     MachineCondemned,
-    MachineMending,
     MachineReady,
     MachineUp,
     RunEnded,
@@ -23,7 +22,6 @@ from evalfleet.state import accepts, kept_out, objection
 from .runs import FREE, PRICED, Run, condemned, of, requested, started
 
 ONE, TWO, THREE = (MachineId(f"r-h-{n}") for n in (1, 2, 3))
-MENDABLE = structs.replace(PRICED, usd_per_hour=0.1, mends=("restart", "redeploy"))
 
 
 def at_work(tasks: int = 8, workers: int = 3, offer: object = FREE, **options: object) -> Run:
@@ -156,26 +154,6 @@ def test_a_lent_machine_that_was_drained_stays_out_until_that_is_undone() -> Non
     decided = run.tell(MachineUp(again.machine, name="gpu1"))
     assert condemned(decided) == [again.machine]
     assert not requested(decided)
-
-
-@pytest.mark.parametrize("schedule", ["dynamic", "slices"])
-@pytest.mark.parametrize("workers", [1, 3])
-def test_a_machine_that_is_restarted_spares_its_attempt_and_nobody_takes_its_place(
-    workers: int, schedule: str
-) -> None:
-    run = at_work(workers=workers, offer=MENDABLE, schedule=schedule)
-    decided = run.tell(RunSteered("restart", "ann", "odd", machine=ONE))
-    (ended,) = of(AttemptEnded, decided)
-    assert ended.outcome == Broken(Cause.CANCELLED, "its machine was restarted by ann: odd")
-    (mending,) = of(MachineMending, decided)
-    assert (mending.machine, mending.step) == (ONE, "restart")
-    assert run.task("t0").used == 0
-    assert not requested(decided)
-    decided = run.tell(MachineReady(ONE, {"restart": 40.0}))
-    assert not condemned(decided)
-    assert ONE in run.open().values()
-    again = objection(run.state, RunSteered("restart", "ann", machine=ONE))
-    assert "was restarted before" in again
 
 
 def test_a_machine_that_is_replaced_goes_at_once_spares_its_attempt_and_another_one_comes() -> None:

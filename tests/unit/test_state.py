@@ -85,7 +85,7 @@ def check_machines(state: RunState) -> None:
     assert set(state.idle) == (ready & free) - set(state.draining)
     asked = those(lambda m: m.steered is not None and m.phase not in ("condemned", "deleted"))
     shut = {place for place, circuit in state.circuits.items() if circuit.phase != "closed"}
-    assert set(state.restarting) <= asked
+    assert set(state.replacing) <= asked
     assert set(state.draining) <= asked | those(lambda m: m.offer.place in shut)
     by_circuit = [machine for circuit in state.circuits.values() for machine in circuit.machines]
     assert sorted(by_circuit) == sorted(those(lambda m: m.phase in LIVE))

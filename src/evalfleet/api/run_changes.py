@@ -36,8 +36,6 @@ STEERED_BY: Mapping[str, tuple[str, ...]] = {
     "end": ("attempt",),
     "drain": ("machine",),
     "undrain": ("machine",),
-    "restart": ("machine",),
-    "replace": ("machine",),
 }
 """What can be done to a run that goes on, and what each needs to be told."""
 

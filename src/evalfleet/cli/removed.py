@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-VERBS: dict[str, str] = {}
+_DRAIN = "`evalfleet drain RUN MACHINE` gives the machine up, and another one takes its place"
+VERBS: dict[str, str] = {
+    "replace": _DRAIN,
+    "restart": _DRAIN,
+}
 FLAGS: dict[tuple[str, str], str] = {
     ("reap", "--install"): "call `evalfleet reap` from your own crontab or workflow; see docs/unattended.md",
     ("reap", "--uninstall"): "remove the line that calls `evalfleet reap` with `crontab -e`",

@@ -1,4 +1,4 @@
-"""Changing a run while it goes on: pause, unpause, set, end, drain, restart, replace."""
+"""Changing a run while it goes on: pause, unpause, set, end, drain."""
 
 from __future__ import annotations
 
@@ -106,38 +106,6 @@ def drain(args: argparse.Namespace) -> int:
     if args.undo:
         raise RequestError("--undo needs a MACHINE: `evalfleet resume` goes on with a run that was drained")
     return _drain_run(args, run)
-
-
-def restart_arguments(parser: argparse.ArgumentParser) -> None:
-    _common_arguments(parser)
-    parser.add_argument("machine", metavar="MACHINE", help="its name or id")
-
-
-def restart(args: argparse.Namespace) -> int:
-    """Restart a machine, where its place can, and set it up again.
-
-    What runs on it is tried again, and uses up no attempt. A machine is restarted once in its life.
-    """
-    from evalfleet.api.run_changes import machine_of
-
-    run = _run(args)
-    return _steer(args, run, "restart", machine=machine_of(run.state(), args.machine))
-
-
-def replace_arguments(parser: argparse.ArgumentParser) -> None:
-    _common_arguments(parser)
-    parser.add_argument("machine", metavar="MACHINE", help="its name or id")
-
-
-def replace(args: argparse.Namespace) -> int:
-    """Give a machine up now. If work is left for it, another one takes its place.
-
-    What runs on it is tried again, and uses up no attempt. `evalfleet drain` waits for it to end instead.
-    """
-    from evalfleet.api.run_changes import machine_of
-
-    run = _run(args)
-    return _steer(args, run, "replace", machine=machine_of(run.state(), args.machine))
 
 
 def _run(args: argparse.Namespace) -> Run:

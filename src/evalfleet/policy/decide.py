@@ -28,7 +28,7 @@ RULES: tuple[Rule, ...] = (
     limits.renew_or_end,
     finish.wind_down,
     health.let_go_drained,
-    health.restart_or_replace,
+    health.replace,
     scale.trim,
     tiers.make_room,
     schedule.hand_out,
@@ -52,7 +52,7 @@ FOR_TROUBLE: frozenset[Rule] = frozenset(
         health.condemn_suspects,
         finish.wind_down,
         health.let_go_drained,
-        health.restart_or_replace,
+        health.replace,
         tiers.make_room,
     }
 )
@@ -62,7 +62,7 @@ CALM_RULES = tuple(rule for rule in RULES if rule not in FOR_TROUBLE)
 
 def is_calm(state: RunState) -> bool:
     """Is nothing wrong with any machine or place, no model metered, and has nobody asked for anything?"""
-    asked = state.stop or state.draining or state.replacing or state.restarting
+    asked = state.stop or state.draining or state.replacing
     wrong = state.orphans or state.silent or state.unreachable or state.suspects or state.shaky
     return not (asked or wrong or state.wanting or state.plan.metering)
 

@@ -7,7 +7,7 @@ from itertools import islice
 
 from evalfleet.events import AttemptEnded, Event, MachineCondemned, MachineMending, StopRequested
 from evalfleet.model import Broken, Cause, MachineId, Micros, Offer, seconds_between
-from evalfleet.state import RESTART, AttemptState, MachineState, RunState, steered_by
+from evalfleet.state import AttemptState, MachineState, RunState, steered_by
 
 from .scale import refused_for_good, useful_offers
 from .silence import first_given_up, proven_online
@@ -120,22 +120,19 @@ def let_go_drained(state: RunState, now: Micros, offers: Sequence[Offer]) -> lis
     return decided
 
 
-def restart_or_replace(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:
-    """What runs on a machine that somebody restarts or replaces is not to blame: it is tried again for
-    nothing."""
-    for machine in (*state.replacing, *state.restarting):
+def replace(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:
+    """Give up the machines to replace. Their attempts are retried and use up no try."""
+    for machine in state.replacing:
         known = state.machines[machine]
         if known.steered is None or state.stop is not None:
             continue
-        replaced = machine in state.replacing
-        detail = f"{'replaced' if replaced else 'restarted'} {steered_by(known.steered)}"
+        detail = f"replaced {steered_by(known.steered)}"
         spared = Broken(Cause.CANCELLED, f"its machine was {detail}")
         innocent: list[Event] = [
             AttemptEnded(attempt, spared, seconds_between(state.attempts[attempt].started_at, now))
             for attempt in known.open
         ]
-        last = MachineCondemned(machine, detail) if replaced else MachineMending(machine, RESTART, detail)
-        return [*innocent, last]
+        return [*innocent, MachineCondemned(machine, detail)]
     return []
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from evalfleet.events import Event, MachineCondemned, MachineRequested, StopRequested
 from evalfleet.model import MachineId, Micros, Needs, Offer, Task, after
 from evalfleet.names import machine_id
-from evalfleet.state import RESTART, Block, Circuit, RunState, kept_out, scopes
+from evalfleet.state import Block, Circuit, RunState, kept_out, scopes
 
 from .allowances import at_once
 from .limits import any_task_s, grant_s, never_long_enough, time_is_short, worthwhile
@@ -63,7 +63,7 @@ def missing(state: RunState, now: Micros, offers: Sequence[Offer]) -> int:
     if (most := at_once(state)) is not None:
         ceiling = min(ceiling, -(-most // state.plan.slots) - state.live)
     if state.dealt:
-        return max(0, min(ceiling, len(_lanes_without_machine(state)) - _kept_for_restarted(state)))
+        return max(0, min(ceiling, len(_lanes_without_machine(state))))
     useful = sum(max(0, many) for many in _lacking(state).values())
     return max(0, min(ceiling, useful) - _kept_for_mended(state))
 
@@ -93,14 +93,7 @@ def _choices(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Offe
 
 def _kept_for_mended(state: RunState) -> int:
     """A machine that is mended is replaced only when nothing helps, unless no other one works."""
-    return len(state.mending) if state.live else _kept_for_restarted(state)
-
-
-def _kept_for_restarted(state: RunState) -> int:
-    """A machine that somebody restarts is well: it comes back, and nobody is to take its place meanwhile."""
-    mended = (state.machines[machine] for machine in state.mending)
-    asked = [(machine.steered.verb if machine.steered else "", machine.mends[-1]) for machine in mended]
-    return asked.count(("restart", RESTART))
+    return len(state.mending) if state.live else 0
 
 
 def _needs_witness(state: RunState) -> bool:

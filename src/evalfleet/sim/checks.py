@@ -188,7 +188,7 @@ def healthy_machines_are_kept(sim: Simulated) -> Iterator[str]:
     """In a world whose machines do not fail none is given up, also not when our own network is down.
 
     Those that lie may be, and take no other with them. So may those that expired, of which no controller can
-    know if time has passed untold, and those that somebody restarted.
+    know if time has passed untold, and those that an alert replaced.
     """
     if not sim.scenario.faults.calm or sim.scenario.nap is not None or sim.scenario.troubles:
         return

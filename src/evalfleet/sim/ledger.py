@@ -132,7 +132,7 @@ def fewest_attempts(state: RunState) -> int:
 
 def causes_are_told(state: RunState) -> Iterator[str]:
     """A broken attempt says why. One is cancelled only if the run let go of its machine, or somebody has
-    ended the attempt or restarted the machine."""
+    ended the attempt or replaced the machine."""
     for attempt in state.attempts.values():
         metered = attempt.metered
         if metered is not None and (metered.refused or metered.waited):

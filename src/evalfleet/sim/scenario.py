@@ -337,7 +337,7 @@ def _steering(rng: random.Random) -> tuple[Steer, ...]:
     steers: list[Steer] = []
     for _ in range(rng.choice((0, 0, 1, 3, 8))):
         at_s = rng.uniform(30, 6000)
-        verb: SteeringVerb = rng.choice(("pause", "set", "set", "end", "end", "drain", "restart", "restart"))
+        verb: SteeringVerb = rng.choice(("pause", "set", "set", "end", "end", "drain", "replace", "replace"))
         steers.append(Steer(at_s, verb, rng.random()))
         if verb == "pause":
             steers.append(Steer(at_s + rng.uniform(1, 3000), "unpause"))

@@ -141,7 +141,7 @@ def steered(state: RunState, steer: Steer) -> RunSteered | None:
         case "end":
             running = [attempt.id for attempt in state.attempts.values() if attempt.outcome is None]
             return RunSteered("end", by, attempt=running[int(choice * len(running))]) if running else None
-        case "drain" | "restart":
+        case "drain" | "replace":
             machines = list(state.undeleted)
             if not machines:
                 return None

@@ -24,11 +24,10 @@ from .nouns import (
     is_ungraded,
 )
 from .run import lane_of
-from .run_changes import RESTART, kept_out, objection, steered_by
+from .run_changes import kept_out, objection, steered_by
 
 __all__ = [
     "RECENT",
-    "RESTART",
     "AttemptState",
     "Block",
     "Circuit",

@@ -300,7 +300,7 @@ def machine_starting(state: RunState, at: Micros, event: ev.MachineStarting) -> 
 def _take_out(state: RunState, machine: MachineState) -> None:
     """Take a machine out: it takes no work, and none is expected of it."""
     indexes = (state.coming, state.ready, state.audible, state.idle, state.silent, state.suspects)
-    others = (state.mending, state.unreachable, state.draining, state.restarting, state.replacing)
+    others = (state.mending, state.unreachable, state.draining, state.replacing)
     for index in (*indexes, *others, state.lines[machine.offer.place].silent):
         index.pop(machine.id, None)
 

@@ -157,7 +157,7 @@ class MachineState(Struct, eq=False):
     image: str = ""  # what its disk becomes before it goes
     delete_refused: str = ""  # why it is still there although it shall be deleted
     isolated: Isolated = NOT_SAID  # how attempts are kept apart on it
-    steered: ev.RunSteered | None = None  # who asked to drain or restart it last, and why
+    steered: ev.RunSteered | None = None  # who asked to drain or replace it, and why
 
     @property
     def ends_at(self) -> Micros:
@@ -314,8 +314,7 @@ class RunState(Struct, eq=False):
     unreachable: dict[MachineId, None] = {}  # to be decided about
     draining: dict[MachineId, None] = {}  # takes no more work
     kept_out: dict[tuple[str, str], ev.RunSteered] = {}  # drained lent machines, by place and name
-    restarting: dict[MachineId, None] = {}  # somebody asked for it
-    replacing: dict[MachineId, None] = {}  # somebody asked for it
+    replacing: dict[MachineId, None] = {}  # an alert asked for it
     lines: dict[str, PlaceHearing] = {}  # by place
     heard_at: Micros = 0  # when a machine last gave proof that we reach machines
     orphans: dict[AttemptId, None] = {}  # their machine is given up

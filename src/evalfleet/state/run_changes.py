@@ -11,9 +11,6 @@ from .circuits import refresh_idle
 from .nouns import MachineState, RunState
 from .run import set_limits
 
-RESTART = "restart"
-"""What a place that can restart machines calls it, among its offers' `mends`."""
-
 
 def objection(state: RunState, event: ev.RunSteered | ev.StopRequested) -> str:
     """Why this cannot be done now, in words that follow a name of the run; empty if it can."""
@@ -32,8 +29,10 @@ def objection(state: RunState, event: ev.RunSteered | ev.StopRequested) -> str:
             return _objection_to_limits(state, event)
         case "end":
             return _objection_to_end(state, event)
-        case "drain" | "undrain" | "restart" | "replace":
+        case "drain" | "undrain" | "replace":
             return _objection_about_machine(state, event)
+        case "restart":
+            return "restarts no machine: drain it"
 
 
 def _objection_to_limits(state: RunState, event: ev.RunSteered) -> str:
@@ -69,19 +68,10 @@ def _objection_about_machine(state: RunState, event: ev.RunSteered) -> str:
         return "" if kept_out or _drained_by_user(state, machine) else f"{known} is not drained"
     if event.verb == "drain" and is_known_host(machine):
         return f"{known} is drained already" if kept_out else ""
-    if event.verb in ("drain", "replace"):
-        if machine.id in (state.draining if event.verb == "drain" else state.replacing):
-            return f"{known} is {'draining' if event.verb == 'drain' else 'being replaced'} already"
-        at_work = machine.id in state.coming or machine.id in state.ready or machine.id in state.mending
-        return "" if at_work else f"{known} is leaving already"
-    if machine.id not in state.ready:
-        return f"{known} is not ready: only one that takes tasks can be restarted"
-    if RESTART not in machine.offer.mends:
-        drain = "drain it, and another one takes its place"
-        return f"{known} cannot be restarted, because {machine.offer.place} restarts none: {drain}"
-    if RESTART in machine.mends or machine.id in state.restarting:
-        return f"{known} was restarted before, and once is all: drain it"
-    return ""
+    if machine.id in (state.draining if event.verb == "drain" else state.replacing):
+        return f"{known} is {'draining' if event.verb == 'drain' else 'being replaced'} already"
+    at_work = machine.id in state.coming or machine.id in state.ready or machine.id in state.mending
+    return "" if at_work else f"{known} is leaving already"
 
 
 def limits_with(state: RunState, event: ev.RunSteered) -> Limits:
@@ -109,15 +99,14 @@ def run_steered(state: RunState, at: Micros, event: ev.RunSteered) -> None:
             state.touched_attempts[event.attempt] = None
         case "undrain" if event.machine is not None:
             _undrain(state, state.machines[event.machine])
-        case "drain" | "restart" | "replace" if event.machine is not None:
+        case "drain" | "replace" if event.machine is not None:
             machine = state.machines[event.machine]
             if event.verb == "drain" and is_known_host(machine):
                 state.kept_out[machine.offer.place, machine.name] = event
                 if machine.id not in state.coming and machine.id not in state.ready:
                     return
             machine.steered = event
-            asked = {"drain": state.draining, "restart": state.restarting, "replace": state.replacing}
-            asked[event.verb][event.machine] = None
+            (state.draining if event.verb == "drain" else state.replacing)[event.machine] = None
             refresh_idle(state, machine)
         case _:
             pass
