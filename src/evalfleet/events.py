@@ -418,7 +418,8 @@ class StopRequested(_Event, frozen=True):
 
 
 SteeringVerb = Literal["pause", "unpause", "set", "end", "drain", "undrain", "restart", "replace"]
-"""`restart` is in older journals only, and changes nothing by itself: a MachineMending followed it."""
+"""In older journals only: `pause` and `unpause`, now `set` with `workers`, and `restart`, which changes
+nothing by itself because a MachineMending follows it."""
 
 
 class RunSteered(_Event, frozen=True):
@@ -432,9 +433,11 @@ class RunSteered(_Event, frozen=True):
     machine: MachineId | None = None
     """The one to `drain`, `undrain` or `replace`."""
     workers: int | None = None
-    """What to `set`, and what follows; None: as it is."""
+    """What to `set`, and what follows; None: as it is. 0 pauses the run, any other number continues it."""
     budget_usd: float | None = None
     attempts: int | None = None
+    release: bool = False
+    """The machines of a run that is paused are deleted when their attempts have ended."""
 
 
 class RunEnded(_Event, frozen=True):

@@ -128,17 +128,17 @@ def test_rules_drain_a_machine_and_pause_the_run_and_the_report_says_that_they_d
     steered = fleet.recorded(RunSteered, 2)
     assert {(event.verb, event.by) for event in steered} == {
         ("drain", "alert slow_task_execution"),
-        ("pause", "alert job_stuck_no_progress"),
+        ("set", "alert job_stuck_no_progress"),
     }
     fleet.open_gate("1")
     (gone,) = fleet.recorded(MachineDeleted)
     assert fleet.state().paused is not None
     assert "c_1.0" not in fleet.starts(), "what runs goes on to its end, and nothing else is handed out"
-    fleet.say("unpause", "r", "--reason", "it was the network")
+    fleet.say("set", "r", "--workers", "1", "--reason", "it was the network")
     assert run.wait().code == 0
     assert fleet.state().attempts[AttemptId("c_1.0")].machine != gone.machine
     entries = fleet.results()["steering"]
-    assert {entry["verb"] for entry in entries} == {"drain", "pause", "unpause"}
+    assert {entry["verb"] for entry in entries} == {"drain", "set"}
     report = flat(fleet.say("report", "r"))
     assert "worker-1 to be drained by alert slow_task_execution: b_1.0 has run for" in report
     assert "paused by alert job_stuck_no_progress: b_1.0 has made no progress for" in report

@@ -77,6 +77,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Fleet, 
     fleet.sweep()
 
 
+PAUSE = {"verb": "set", "arguments": {"workers": 0}}
+
+
 def outcomes(tables: Tables) -> dict[str, str]:
     return {id: row["outcome"] for id, row in tables.tasks.items()}
 
@@ -363,13 +366,13 @@ def test_pages_of_others_reach_nothing(finished: tuple[Fleet, Dashboard]) -> Non
     for origin in ("http://evil.example", "null", f"http://127.0.0.1:{opened.port + 1}"):
         opened.ask("/api/runs", headers={"Origin": origin}).refused(403, "another origin")
     opened.ask("/api/runs", headers={"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "cors"}).refused(403)
-    opened.ask("/api/runs/r/steer", "POST", {}, {"verb": "pause"}).refused(403, "X-Evalfleet")
+    opened.ask("/api/runs/r/steer", "POST", {}, PAUSE).refused(403, "X-Evalfleet")
     preflight = {"Origin": "http://evil.example", "Access-Control-Request-Method": "POST"}
     opened.ask("/api/runs", "OPTIONS", preflight).refused(403)
-    opened.change("/api/runs/r/steer", {"verb": "pause"}).refused(400, "is over")
+    opened.change("/api/runs/r/steer", PAUSE).refused(400, "is over")
     opened.change("/api/runs/r/steer", {"verb": "explode"}).refused(400, "'explode'", "there are")
-    opened.change("/api/runs/r/steer", ["pause"]).refused(400, "no change")
-    opened.change("/api/runs/r/steer", {"verb": "pause", "reason": "x" * 100_000}).refused(400, "too much")
+    opened.change("/api/runs/r/steer", ["set"]).refused(400, "no change")
+    opened.change("/api/runs/r/steer", {"verb": "set", "reason": "x" * 100_000}).refused(400, "too much")
 
 
 # -- live --------------------------------------------------------------------------------------------
@@ -402,7 +405,7 @@ def test_a_live_run_is_followed_steered_and_nothing_is_missed(fleet: Fleet) -> N
     fleet.started("a.0", "b.0")
     opened = dashboard(fleet)
     shared = dashboard(fleet, "--read-only")
-    shared.change("/api/runs/r/steer", {"verb": "pause"}).refused(403, "read-only")
+    shared.change("/api/runs/r/steer", PAUSE).refused(403, "read-only")
     assert shared.get("/api/session")["read_only"] is True
     tables = opened.snapshot()
     assert tables.run["live"]
@@ -412,7 +415,7 @@ def test_a_live_run_is_followed_steered_and_nothing_is_missed(fleet: Fleet) -> N
 
     see_inside(opened)
     with opened.stream(after=tables.seq) as stream:
-        said = opened.change("/api/runs/r/steer", {"verb": "pause", "reason": "to look"})
+        said = opened.change("/api/runs/r/steer", {**PAUSE, "reason": "to look"})
         assert said.code == 202, said
         while not tables.run["paused"]:
             tables.take(stream.next()[1])
@@ -430,7 +433,7 @@ def test_a_live_run_is_followed_steered_and_nothing_is_missed(fleet: Fleet) -> N
     # the stream is cut, and the server is another one when it is taken up again
     opened.process.kill()
     opened = dashboard(fleet)
-    opened.change("/api/runs/r/steer", {"verb": "unpause"})
+    opened.change("/api/runs/r/steer", {"verb": "set", "arguments": {"workers": 2}})
     fleet.open_gate("2")
     run.finish()
     with opened.stream(after=tables.seq) as stream:

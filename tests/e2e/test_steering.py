@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 
 from evalfleet.events import AttemptEnded, MachineCondemned, MachineDeleted, RunSteered, StopRequested
-from evalfleet.model import Broken, Cause
+from evalfleet.model import AttemptId, Broken, Cause
 from tests.e2e.harness import Fleet, task
 
 Say = Callable[..., str]
@@ -18,14 +18,14 @@ def test_a_live_run_is_paused_set_drained_and_one_attempt_ended(fleet: Fleet, sa
     run = fleet.start_run("--workers", "2")
     fleet.started("a_1.0", "a_2.0")
 
-    said = say("pause", "r", "--reason", "the model is down")
+    said = say("set", "r", "--workers", "0", "--reason", "the model is down")
     assert said.startswith("r: paused by ")
     assert "the model is down" in said
     fleet.open_gate("1")
     fleet.recorded(AttemptEnded)
     assert fleet.state().paused is not None
     assert fleet.starts() == ["a_1.0", "a_2.0"]
-    say("unpause", "r")
+    say("set", "r", "--workers", "2")
     fleet.started("a_3.0")
 
     ended = json.loads(say("end", "r", "a_3", "--reason", "it loops", "--json"))
@@ -48,7 +48,7 @@ def test_a_live_run_is_paused_set_drained_and_one_attempt_ended(fleet: Fleet, sa
     assert len(fleet.recorded(MachineDeleted)) == len(fleet.state().machines)
 
     found = fleet.results()
-    assert [entry["verb"] for entry in found["steering"]] == ["pause", "unpause", "end", "drain", "set"]
+    assert [entry["verb"] for entry in found["steering"]] == ["set", "set", "end", "drain", "set"]
     assert all("@" in entry["by"] for entry in found["steering"])
     report = say("report", "r")
     assert "## Steering" in report
@@ -69,18 +69,38 @@ def test_what_cannot_be_done_is_refused_in_a_line_and_resume_ends_a_pause(fleet:
         ("drain", "r", "nothing"): "has no machine 'nothing'",
         ("restart", "r", "worker-1"): "`evalfleet drain RUN MACHINE`",
         ("replace", "r", "worker-1"): "`evalfleet drain RUN MACHINE`",
-        ("pause", "r", "--reason", "two\nlines"): "one line of text",
+        ("pause", "r"): "`evalfleet set RUN --workers 0`",
+        ("unpause", "r"): "`evalfleet set RUN --workers N`",
+        ("set", "r", "--workers", "1"): "has these limits already",
+        ("set", "r", "--workers", "1", "--release"): "--release needs --workers 0",
+        ("set", "r", "--workers", "0", "--reason", "two\nlines"): "one line of text",
         ("show", "r", "a_1", "--steps"): "does not say where its steps are",
     }.items():
         assert answer in say(*words, code=2)
     assert not [event for event in fleet.events() if isinstance(event, RunSteered)]
-    say("pause", "r")
-    assert "is paused already" in say("pause", "r", code=2)
+    say("set", "r", "--workers", "0")
+    assert "is paused already" in say("set", "r", "--workers", "0", code=2)
     run.kill()
-    assert "no controller is at work on run 'r': `evalfleet resume r`" in say("unpause", "r", code=2)
+    assert "no controller is at work on run 'r': `evalfleet resume r`" in say(
+        "set", "r", "--workers", "1", code=2
+    )
     fleet.open_gate("1")
     assert fleet("resume", "r").code == 0, "a run that is taken up again is not paused"
     assert fleet.results()["scored"] == 2
+
+
+def test_a_paused_run_that_released_its_machines_continues_with_others(fleet: Fleet, say: Say) -> None:
+    fleet.bench([task("a_1", "gate 1; score 1"), task("a_2")])
+    run = fleet.start_run("--workers", "1")
+    fleet.started("a_1.0")
+    assert "released" in say("set", "r", "--workers", "0", "--release")
+    fleet.open_gate("1")
+    (gone,) = fleet.recorded(MachineDeleted)
+    assert (fleet.state().paused is not None, fleet.starts()) == (True, ["a_1.0"])
+    say("set", "r", "--workers", "1")
+    assert run.wait().code == 0
+    assert fleet.state().attempts[AttemptId("a_2.0")].machine != gone.machine
+    fleet.settled()
 
 
 def test_a_drained_run_ends_what_runs_and_says_who_asked_for_it(fleet: Fleet, say: Say) -> None:

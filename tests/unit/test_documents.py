@@ -187,8 +187,6 @@ TRIED_ELSEWHERE = {
     "hal-eval",  # in a checkout of HAL: tests/e2e/test_hal.py
     "alerts",  # of runs that have some: tests/e2e/test_alerts.py
     *(
-        "pause",
-        "unpause",
         "set",
         "end",
         "drain",

@@ -31,21 +31,44 @@ def at_work(tasks: int = 8, workers: int = 3, offer: object = FREE, **options: o
     return run
 
 
-def test_a_paused_run_hands_out_nothing_keeps_its_machines_and_goes_on_when_unpaused() -> None:
+@pytest.mark.parametrize(
+    ("pause", "go_on"),
+    [
+        (RunSteered("set", "ann", workers=0), RunSteered("set", "ann", workers=3)),
+        (RunSteered("pause", "ann"), RunSteered("unpause", "ann")),  # of older journals
+    ],
+)
+def test_a_paused_run_hands_out_nothing_keeps_its_machines_and_goes_on_with_workers(
+    pause: RunSteered, go_on: RunSteered
+) -> None:
     run = at_work(offer=PRICED)
-    assert run.tell(RunSteered("pause", "ann")) == []
+    assert run.tell(pause) == []
     assert not [event for n in range(3) for event in run.score(f"t{n}.0")]
     assert len(run.state.idle) == 3
     assert not requested(run.lose(ONE)), "no machine is asked for meanwhile"
     run.gone(ONE)
-    decided = run.tell(RunSteered("unpause", "ann"))
+    decided = run.tell(go_on)
     assert len(started(decided)) == 2
     assert len(requested(decided)) == 1
 
 
+def test_a_paused_run_that_releases_its_machines_deletes_them_when_their_attempts_have_ended() -> None:
+    run = at_work(offer=PRICED)
+    assert run.tell(RunSteered("set", "ann", workers=0)) == []
+    run.score("t0.0")
+    decided = run.tell(RunSteered("set", "ann", "lunch", workers=0, release=True))
+    assert condemned(decided) == [ONE]
+    assert of(MachineCondemned, decided)[0].detail == "drained by ann: lunch"
+    assert {*condemned(run.score("t1.0")), *condemned(run.score("t2.0"))} == {TWO, THREE}
+    for machine in (ONE, TWO, THREE):
+        assert not requested(run.gone(machine))
+    assert run.state.ended_at is None
+    assert len(requested(run.tell(RunSteered("set", "ann", workers=2)))) == 2
+
+
 def test_a_paused_run_whose_last_task_has_ended_is_over() -> None:
     run = at_work(tasks=2, workers=2)
-    run.tell(RunSteered("pause", "ann"))
+    run.tell(RunSteered("set", "ann", workers=0))
     run.score("t0.0")
     run.score("t1.0")
     assert len(condemned(run.log)) == 2
@@ -184,5 +207,5 @@ def test_what_cannot_be_done_is_said_and_dropped() -> None:
     run.score("t0.0")
     assert "has ended" in objection(run.state, RunSteered("end", attempt=AttemptId("t0.0")))
     run.tell(StopRequested("user", "cancelled"))
-    assert "is stopping" in objection(run.state, RunSteered("pause"))
+    assert "is stopping" in objection(run.state, RunSteered("set", workers=0))
     assert len(run.state.steered) == 0, "nothing of it is on record"

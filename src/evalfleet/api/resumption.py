@@ -155,7 +155,11 @@ def _resumption(state: RunState, only_broken: bool, limits: Mapping[str, float])
         return []
     if state.ended_at is not None or state.stop is not None or limits:
         return [RunResumed(_limits(state, limits)), *grade]
-    return [RunSteered("unpause", whoami(), "resumed")] if state.paused is not None else []
+    return (
+        [RunSteered("set", whoami(), "resumed", workers=state.limits.workers)]
+        if state.paused is not None
+        else []
+    )
 
 
 def _ungradable(state: RunState) -> tuple[AttemptId, ...]:

@@ -29,8 +29,6 @@ PATIENCE_S = 30.0
 """How long a controller may take to take note: it looks twice a second, and may be busy or suspended."""
 LOOK_S = 0.1
 STEERED_BY: Mapping[str, tuple[str, ...]] = {
-    "pause": (),
-    "unpause": (),
     "cancel": (),
     "set": ("workers", "budget", "attempts"),
     "end": ("attempt",),
@@ -97,7 +95,7 @@ def change_of(
         why,
         attempt=attempt_of(state, given["attempt"]) if "attempt" in given else None,
         machine=machine_of(state, given["machine"]) if "machine" in given else None,
-        workers=parse_count(given["workers"], "workers", 1, 10_000) if "workers" in given else None,
+        workers=parse_count(given["workers"], "workers", 0, 10_000) if "workers" in given else None,
         budget_usd=parse_usd(given["budget"], "budget") if "budget" in given else None,
         attempts=parse_count(given["attempts"], "attempts", 1, 10) if "attempts" in given else None,
     )

@@ -1,4 +1,4 @@
-"""Changing a run while it goes on: pause, unpause, set, end, drain."""
+"""Changing a run while it goes on: set, end, drain."""
 
 from __future__ import annotations
 
@@ -18,25 +18,10 @@ def _common_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print what was recorded as JSON")
 
 
-pause_arguments = unpause_arguments = _common_arguments
-
-
-def pause(args: argparse.Namespace) -> int:
-    """Hand out no more tasks, until `evalfleet unpause`. What runs goes on to its end.
-
-    Machines stay up and keep costing money; no more are requested.
-    """
-    return _steer(args, _run(args), "pause")
-
-
-def unpause(args: argparse.Namespace) -> int:
-    """Continue a run that was paused."""
-    return _steer(args, _run(args), "unpause")
-
-
 def set_limits_arguments(parser: argparse.ArgumentParser) -> None:
     _common_arguments(parser)
-    parser.add_argument("--workers", metavar="N", help="a new number of machines at once")
+    parser.add_argument("--workers", metavar="N", help="a new number of machines at once; 0 pauses the run")
+    parser.add_argument("--release", action="store_true", help="with --workers 0: delete the machines, too")
     parser.add_argument("--budget", metavar="USD", help="a new budget for the whole run")
     parser.add_argument("--attempts", metavar="N", help="a new number of attempts per task")
 
@@ -44,21 +29,27 @@ def set_limits_arguments(parser: argparse.ArgumentParser) -> None:
 def set_limits(args: argparse.Namespace) -> int:
     """Change how many machines a live run has at once, what it may cost, or how often a task is tried.
 
-    With fewer workers the newest machines go when they have ended what they run. A budget cannot be below
-    what is spent or promised already. A task that is broken for good stays so when more attempts are allowed.
+    With fewer workers the newest machines are deleted when their attempts have ended. `--workers 0` pauses
+    the run: no attempt starts, and the machines stay up and cost money. With `--release` they are deleted
+    when their attempts have ended. `--workers N` continues the run. The budget cannot be less than what is
+    spent or reserved. More attempts do not reopen a task that is broken for good.
     """
     from evalfleet.errors import RequestError
     from evalfleet.planning import values
 
     changes: dict[str, Any] = {}
     if args.workers is not None:
-        changes["workers"] = values.parse_count(args.workers, "--workers", 1, 10_000)
+        changes["workers"] = values.parse_count(args.workers, "--workers", 0, 10_000)
     if args.budget is not None:
         changes["budget_usd"] = values.parse_usd(args.budget, "--budget")
     if args.attempts is not None:
         changes["attempts"] = values.parse_count(args.attempts, "--attempts", 1, 10)
     if not changes:
         raise RequestError("nothing to set: say --workers, --budget or --attempts")
+    if args.release:
+        if changes.get("workers") != 0:
+            raise RequestError("--release needs --workers 0")
+        changes["release"] = True
     return _steer(args, _run(args), "set", **changes)
 
 

@@ -55,7 +55,8 @@ def _would_be_idle(state: RunState, now: Micros) -> bool:
 def missing(state: RunState, now: Micros, offers: Sequence[Offer]) -> int:
     """How many machines are missing."""
     if not state.waiting or state.paused is not None:
-        return int(_needs_witness(state))
+        released = state.paused is not None and state.paused.release
+        return 0 if released else int(_needs_witness(state))
     proved = state.proofs >= state.limits.canary
     ceiling = (workers(state, now, offers) if proved else 1) - state.live
     if ceiling <= 0:  # as nearly always

@@ -138,6 +138,10 @@ def steered(state: RunState, steer: Steer) -> RunSteered | None:
             budget = None if limits.budget_usd is None else round(limits.budget_usd * 2 * choice, 3)
             workers, attempts = 1 + int(8 * choice), 1 + int(40 * choice) % 4
             return RunSteered("set", by, workers=workers, budget_usd=budget, attempts=attempts)
+        case "pause":
+            return RunSteered("set", by, workers=0, release=choice > 0.5)
+        case "unpause":
+            return RunSteered("set", by, workers=state.limits.workers)
         case "end":
             running = [attempt.id for attempt in state.attempts.values() if attempt.outcome is None]
             return RunSteered("end", by, attempt=running[int(choice * len(running))]) if running else None

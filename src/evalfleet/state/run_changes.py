@@ -36,8 +36,12 @@ def objection(state: RunState, event: ev.RunSteered | ev.StopRequested) -> str:
 
 
 def _objection_to_limits(state: RunState, event: ev.RunSteered) -> str:
+    pauses = event.workers == 0
     if limits_with(state, event) == state.limits:
-        return "has these limits already"
+        if pauses and state.paused is not None and event.release == state.paused.release:
+            return "is paused already"
+        if not pauses and (event.workers is None or state.paused is None):
+            return "has these limits already"
     if event.budget_usd is not None and event.budget_usd < committed_usd(state):
         committed = f"has spent or promised ${committed_usd(state):.2f} already"
         return f"{committed}: let machines go first (set --workers), or cancel it"
@@ -75,11 +79,9 @@ def _objection_about_machine(state: RunState, event: ev.RunSteered) -> str:
 
 
 def limits_with(state: RunState, event: ev.RunSteered) -> Limits:
-    changes = {
-        name: value
-        for name in ("workers", "budget_usd", "attempts")
-        if (value := getattr(event, name)) is not None
-    }
+    """Return the limits after the change. A pause leaves the number of workers as it was."""
+    names = ("workers", "budget_usd", "attempts")
+    changes = {name: value for name in names if (value := getattr(event, name))}
     return structs.replace(state.limits, **changes)
 
 
@@ -91,6 +93,10 @@ def run_steered(state: RunState, at: Micros, event: ev.RunSteered) -> None:
         case "unpause":
             state.paused = None
         case "set":
+            if event.workers is not None:
+                state.paused = event if event.workers == 0 else None
+            if event.release:
+                _drain_all(state, event)
             if event.budget_usd is not None:
                 state.budget_told = 0
             set_limits(state, limits_with(state, event))
@@ -110,6 +116,14 @@ def run_steered(state: RunState, at: Micros, event: ev.RunSteered) -> None:
             refresh_idle(state, machine)
         case _:
             pass
+
+
+def _drain_all(state: RunState, event: ev.RunSteered) -> None:
+    for id in (*state.coming, *state.ready, *state.mending):
+        machine = state.machines[id]
+        machine.steered = structs.replace(event, verb="drain", machine=id)
+        state.draining[id] = None
+        refresh_idle(state, machine)
 
 
 def _undrain(state: RunState, machine: MachineState) -> None:

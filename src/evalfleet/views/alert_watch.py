@@ -144,7 +144,7 @@ def steering_of(act: str, alert: Alert) -> RunSteered | None:
     by, why = f"alert {alert.rule}", alert.text
     match act:
         case "pause":
-            return RunSteered("pause", by, why)
+            return RunSteered("set", by, why, workers=0)
         case "drain" | "replace" if alert.machine is not None:
             return RunSteered(act, by, why, machine=alert.machine)
         case "end" if alert.attempt is not None:
@@ -220,10 +220,11 @@ class AlertWatch:
             rule = self._alerting.rules.get(alert.rule, DEFAULTS[alert.rule])
             if key not in new and (rule.act != "auto" or key in self._acted):
                 continue
-            asked = steering_of(act_of(situation, rule, alert), alert)
+            act = act_of(situation, rule, alert)
+            asked = steering_of(act, alert)
             if asked is not None and not objection(situation.state, asked):
                 self._acted.add(key)
-                self._raise(situation.state, structs.replace(alert, act=asked.verb))
+                self._raise(situation.state, structs.replace(alert, act=act))
                 self._store.ask(self._run, asked, self._clock())
             elif key in new:
                 self._raise(situation.state, alert)

@@ -368,7 +368,7 @@ class ResultsBeyond(TypedDict):
     rerun_of: Annotated[str | None, Meta(description="the run whose tasks this one runs again")]
     refusals: list[RefusedOffer]
     by_place: Annotated[list[PlaceUse], Meta(description="what ran where, and why places were left")]
-    paused: Annotated[bool, Meta(description="nothing is handed out until somebody unpauses it")]
+    paused: Annotated[bool, Meta(description="no attempt starts until its workers are set again")]
     steering: Annotated[list[Steered], Meta(description="what people changed while it went on, in order")]
 
 

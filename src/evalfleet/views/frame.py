@@ -176,7 +176,8 @@ def _numbers(state: RunState, now: Micros) -> list[Row]:
     if state.ended_at is None:
         rows += [[("places           ", ""), (told, "warn")] for told in left_places(state)]
     if state.paused is not None and state.stop is None and state.ended_at is None:
-        go_on = f"; `evalfleet unpause {clean(state.plan.run)}` goes on"
+        workers = state.limits.workers
+        go_on = f"; `evalfleet set {clean(state.plan.run)} --workers {workers}` continues it"
         rows.append([("paused          ", ""), (by_whom(state.paused) + go_on, "warn")])
     if state.stop is not None and state.stop.detail:
         again = "; Ctrl-C again leaves at once" if state.stop.drain and state.running else ""

@@ -283,6 +283,8 @@ def _change(state: RunState, event: ev.RunSteered | ev.StopRequested) -> str:
         case "unpause":
             return "unpaused"
         case "set":
+            if event.workers == 0 and event.budget_usd is None and event.attempts is None:
+                return "paused, and its machines released" if event.release else "paused"
             parts = [f"workers {event.workers}"] if event.workers is not None else []
             parts += [f"budget {usd(event.budget_usd)}"] if event.budget_usd is not None else []
             parts += [f"attempts {event.attempts}"] if event.attempts is not None else []

@@ -48,12 +48,13 @@ function Controls({ store }) {
   const { run } = store;
   if (!useControl() || !run.live) return null;
   const verbs = [run.paused ? "unpause" : "pause", "drain", "cancel"];
+  const sets = { pause: { workers: 0 }, unpause: { workers: run.workers } };
   return html`<span class="buttons">${verbs.map((verb) => html`<button key=${verb} type="button" class=${verb === "cancel" ? "danger" : ""} onClick=${() => ask(verb)}>${verb}</button>`)}</span>
-    ${asked && html`<${Confirm} run=${store.name} verb=${asked} what=${VERBS[asked]} close=${() => ask(null)} />`}`;
+    ${asked && html`<${Confirm} run=${store.name} verb=${asked} what=${VERBS[asked]} sets=${sets[asked]} close=${() => ask(null)} />`}`;
 }
 
 /** Says which run it is, asks why, and tells what the server said. */
-function Confirm({ run, verb, what, args = {}, close }) {
+function Confirm({ run, verb, what, sets, close }) {
   const box = useRef(null);
   const [why, setWhy] = useState("");
   const [state, set] = useState({});
@@ -62,7 +63,7 @@ function Confirm({ run, verb, what, args = {}, close }) {
     event.preventDefault();
     set({ busy: true });
     try {
-      await post(`${api("runs", run)}/steer`, { verb, arguments: args, reason: why });
+      await post(`${api("runs", run)}/steer`, { verb: sets ? "set" : verb, arguments: sets ?? {}, reason: why });
       box.current.close();
     } catch (error) {
       set({ error });
