@@ -15,47 +15,59 @@ from evalfleet.errors import FleetError, RequestError
 
 from .removed import replacement
 
-VERBS: dict[str, str] = {
-    "init": "write a benchmark to begin with, from a dataset",
-    "plan": "show how long a run would take and what it would cost, each way to run it",
-    "run": "run a benchmark on a fleet of machines",
-    "hal-eval": "run a HAL evaluation with HAL's own flags",
-    "resume": "continue a run that stopped, or run again what broke",
-    "rerun": "run tasks of an earlier run again, in a new run",
-    "cancel": "stop a run and clean up after it",
-    "set": "change the workers, budget or attempts of a live run; 0 workers pause it",
-    "end": "end one attempt of a live run",
-    "drain": "let a machine, or a whole run, finish what it runs and stop",
-    "watch": "follow a run, from any terminal",
-    "alerts": "show what needs attention, or send a test alert",
-    "ls": "list the runs of this home",
-    "show": "show how a run, or one of its tasks, went",
-    "logs": "print the log of a run, a task or a machine",
-    "report": "write a run's report",
-    "compare": "compare runs task by task, and say what may be concluded",
-    "serve": "serve a dashboard of all runs to a browser",
-    "metrics": "serve runs to Prometheus",
-    "traces": "send a run to OpenTelemetry",
-    "grade": "grade the answers of a run, or grade them again",
-    "verify": "check that the journal is as it was written",
-    "du": "show how much disk space the runs take",
-    "rm": "delete runs that are over",
-    "gc": "delete old runs, or only the files of their attempts",
-    "export": "write a whole run into one file",
-    "import": "turn results of another program into a run",
-    "schema": "print the JSON schema of a document that programs read",
-    "pool": "keep machines that outlive runs: create, status, ssh, delete, ...",
-    "machines": "list every machine and image of evalfleet's, anywhere",
-    "images": "list the images captured from machines, or delete one",
-    "reap": "delete machines of evalfleet's that have expired",
-    "doctor": "check a place before money is spent",
-    "cost": "compare what was counted with an exported bill",
-    "prices": "show list prices and their date, or fetch newer ones",
-    "places": "list the places that machines can come from",
-    "benchmarks": "list the benchmarks that are installed",
-    "completion": "print a script that completes commands in your shell",
-    "demo": "run a real benchmark on this computer, in about a minute",
+GROUPS: dict[str, dict[str, str]] = {
+    "run": {
+        "init": "write a benchmark to begin with, from a dataset",
+        "plan": "show how long a run would take and what it would cost, each way to run it",
+        "run": "run a benchmark on a fleet of machines",
+        "hal-eval": "run a HAL evaluation with HAL's own flags",
+        "resume": "continue a run that stopped, or run again what broke",
+        "rerun": "run tasks of an earlier run again, in a new run",
+        "grade": "grade the answers of a run, or grade them again",
+        "set": "change the workers, budget or attempts of a live run; 0 workers pause it",
+        "end": "end one attempt of a live run",
+        "drain": "let a machine, or a whole run, finish what it runs and stop",
+        "cancel": "stop a run and clean up after it",
+        "demo": "run a real benchmark on this computer, in about a minute",
+    },
+    "look": {
+        "watch": "follow a run, from any terminal",
+        "ls": "list the runs of this home",
+        "show": "show how a run, or one of its tasks, went",
+        "logs": "print the log of a run, a task or a machine",
+        "alerts": "show what needs attention, or send a test alert",
+        "report": "write a run's report",
+        "compare": "compare runs task by task, and say what may be concluded",
+        "serve": "serve a dashboard of all runs to a browser",
+        "metrics": "serve runs to Prometheus",
+        "traces": "send a run to OpenTelemetry",
+    },
+    "machines": {
+        "pool": "keep machines that outlive runs: create, status, ssh, delete, ...",
+        "machines": "list every machine and image of evalfleet's, anywhere",
+        "images": "list the images captured from machines, or delete one",
+        "reap": "delete machines of evalfleet's that have expired",
+    },
+    "places": {
+        "doctor": "check a place before money is spent",
+        "places": "list the places that machines can come from",
+        "benchmarks": "list the benchmarks that are installed",
+        "prices": "show list prices and their date, or fetch newer ones",
+        "cost": "compare what was counted with an exported bill",
+    },
+    "housekeeping": {
+        "verify": "check that the journal is as it was written",
+        "du": "show how much disk space the runs take",
+        "rm": "delete runs that are over",
+        "gc": "delete old runs, or only the files of their attempts",
+        "export": "write a whole run into one file",
+        "import": "turn results of another program into a run",
+        "schema": "print the JSON schema of a document that programs read",
+        "completion": "print a script that completes commands in your shell",
+    },
 }
+"""The verbs of each group of `evalfleet --help`."""
+VERBS: dict[str, str] = {verb: what for group in GROUPS.values() for verb, what in group.items()}
 DEVELOPER_VERBS: dict[str, str] = {
     "sim": "simulate runs in a failing world and check the invariants",
     "controller": "run the controller of a detached run (started by run --detach)",
@@ -286,7 +298,9 @@ def add_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 def overview() -> str:
     width = max(map(len, VERBS)) + 2
-    lines = [f"  {verb:<{width}}{what}" for verb, what in VERBS.items()]
+    lines: list[str] = []
+    for group, verbs in GROUPS.items():
+        lines += [f"{group}:", *(f"  {verb:<{width}}{what}" for verb, what in verbs.items()), ""]
     return "\n".join(
         (
             "evalfleet: run agent benchmarks on fleets of machines. Every task gets exactly one score,",
@@ -295,7 +309,6 @@ def overview() -> str:
             "usage: evalfleet COMMAND ...        (`evalfleet COMMAND --help` says more)",
             "",
             *lines,
-            "",
             "New here? `evalfleet demo` takes a minute. Results are kept in $EVALFLEET_HOME (default:",
             "benchmark_results/ beside evalfleet.toml, else the nearest one, else here).",
         )
