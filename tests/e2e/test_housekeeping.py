@@ -31,18 +31,18 @@ def ran(fleet: Fleet) -> Fleet:
 
 
 def test_the_room_that_runs_take_is_told(ran: Fleet) -> None:
-    (run, rest) = ran("du", "--json").json
+    (run, rest) = ran("ls", "--size", "--json").json
     assert run["run"] == "r"
     assert run["files"] > 300_000
     assert run["journal"] > 1000
     assert rest["run"] == ""
-    assert "0.3 MB" in ran("du").out
+    assert "0.3 MB" in ran("ls", "--size").out
 
 
 def test_a_run_is_deleted_with_all_that_is_of_it(ran: Fleet) -> None:
-    ran("rm", "r").failed(1, "delete 1 run with all results", "--yes")
+    ran("gc", "r").failed(1, "delete 1 run with all results", "--yes")
     assert (ran.home / "r").is_dir()
-    assert ran("rm", "r", "--yes").out == "r is deleted\n"
+    assert ran("gc", "r", "--yes").out == "r is deleted\n"
     assert not (ran.home / "r").exists()
     assert not (ran.home / "latest").is_symlink()
     assert ran("ls", "--json").json == []
@@ -55,11 +55,11 @@ def test_a_run_that_is_not_over_is_not_deleted(fleet: Fleet) -> None:
     fleet.bench(tasks(1, "gate go; score 1"))
     process = fleet.start_run()
     fleet.started("a_1.0")
-    fleet("rm", "r", "--yes").refused("still has 1 machine", "evalfleet cancel r")
+    fleet("gc", "r", "--yes").refused("still has 1 machine", "evalfleet cancel r")
     process.kill()
-    fleet("rm", "r", "--yes").refused("still has 1 machine", "evalfleet cancel r")
+    fleet("gc", "r", "--yes").refused("still has 1 machine", "evalfleet cancel r")
     fleet("cancel", "r")
-    assert fleet("rm", "r", "--yes").code == 0
+    assert fleet("gc", "r", "--yes").code == 0
 
 
 def test_old_runs_lose_their_files_or_all_of_it(ran: Fleet) -> None:
@@ -188,7 +188,7 @@ def test_what_no_run_records_is_not_imported_and_leaves_nothing(ran: Fleet, tmp_
     store.create_past("bad", at, [(at, RunPlanned(plan, 0)), (at + 1, RunEnded("done"))])
     assert [run.run for run in homes.list_runs(workspace)] == ["bad", "r"]
     assert ran("ls", env={"EVALFLEET_HOME": str(workspace.home)}).code == 0
-    assert ran("du", env={"EVALFLEET_HOME": str(workspace.home)}).code == 0
+    assert ran("ls", "--size", env={"EVALFLEET_HOME": str(workspace.home)}).code == 0
 
 
 def test_what_is_half_deleted_is_deleted_by_the_next(ran: Fleet) -> None:

@@ -111,11 +111,11 @@ def test_a_run_that_is_deleted_takes_no_files_from_others(fleet: Fleet) -> None:
     fleet.bench(tasks(1))
     assert fleet.run().code == 0
     assert fleet("run", "./b.toml", "--name", "s").code == 0
-    assert fleet("rm", "r", "--yes").code == 0
+    assert fleet("gc", "r", "--yes").code == 0
     (fleet.folder / "run.sh").write_text("exit 1")
     assert fleet("rerun", "s", "--name", "t").code == 0
     assert fleet("export", "s", "-o", "s.tgz").code == 0
-    assert fleet("rm", "s", "t", "--yes").code == 0
+    assert fleet("gc", "s", "t", "--yes").code == 0
     assert fleet("import", "s.tgz").code == 0
     assert fleet("rerun", "s", "--name", "u").code == 0
 

@@ -268,7 +268,7 @@ def test_two_runs_are_compared_as_on_the_command_line(finished: tuple[Fleet, Das
     assert opened.get("/api/pools") == []
     assert opened.get("/api/machines") == []
     assert {row[0] for row in opened.get("/api/money")["runs"]["rows"]} == {"r", "r2"}
-    fleet("rm", "r2", "--yes")
+    fleet("gc", "r2", "--yes")
     opened.ask("/api/runs/r2").refused(404, "no run or pool 'r2'")
 
 
@@ -446,7 +446,7 @@ def test_a_live_run_is_followed_steered_and_nothing_is_missed(fleet: Fleet) -> N
         assert {id: row["phase"] for id, row in tables.machines.items()} == {
             id: row["phase"] for id, row in whole.machines.items()
         }
-        fleet("rm", "r", "--yes")
+        fleet("gc", "r", "--yes")
         while (event := stream.next())[0] != "gone":
             pass
         assert event == ("gone", {})

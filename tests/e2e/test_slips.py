@@ -47,7 +47,7 @@ def test_words_that_are_nearly_right(fleet: Fleet) -> None:
     for words in (("help", "run"), ("run", "help")):
         assert fleet(*words).out.startswith("usage: evalfleet run "), words
     assert fleet.run("--name", "q").code == 0
-    fleet("rm", "nix").refused("there is no run or pool 'nix'")
+    fleet("gc", "nix").refused("there is no run or pool 'nix'")
     fleet("report", "q", "--format", "pdf").refused("md, json, csv, junit, github, html, site")
     assert fleet("report", "q", "-o", "-").out == fleet("report", "q").out
     assert not (fleet.folder / "-").exists()

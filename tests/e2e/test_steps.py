@@ -64,7 +64,7 @@ def test_steps_and_the_newest_screenshot_are_seen_while_the_attempt_runs_and_aft
     assert "IGNORE" not in shown, "a monitor that is a model is not talked to by the agent under test"
     assert json.loads(shown.splitlines()[-1])["tasks"][0]["score"] == 0
     assert "IGNORE" in fleet.say("watch", "r", "--json", "--content")
-    say("rm", "r", "--yes")
+    say("gc", "r", "--yes")
     assert not read_series(fleet.home, machine)
 
 

@@ -430,7 +430,7 @@ def test_a_page_follows_its_run_through_cuts_a_new_server_and_a_new_controller(
         resumed.wait()
         expect(dot).to_have_text("over")
         expect(page.locator(".figures")).to_contain_text("3 of 3")
-        live.say("rm", "r", "--yes")
+        live.say("gc", "r", "--yes")
         expect(page.locator(".problem")).to_contain_text("removed")
         again.interrupt()
         again.wait()

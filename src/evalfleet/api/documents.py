@@ -185,7 +185,7 @@ DOCUMENTS: Mapping[str, tuple[Any, str]] = {
     "runs": (list[RunSummary], "`ls --json`"),
     "comparisons": (list[Comparison], "`compare RUN RUN --json`"),
     "verify": (list[VerifiedStream], "`verify --json`"),
-    "usage": (list[Usage], "`du --json`"),
+    "usage": (list[Usage], "`ls --size --json`"),
     "deleted": (DeletedRuns, "`rm --json`, `gc --json`"),
     "exported": (ExportedRun, "`export --json`"),
     "new-benchmark": (NewBenchmark, "`init --json`"),

@@ -1,4 +1,4 @@
-"""The runs of this home: ls, verify, du, rm, gc."""
+"""The runs of this home: ls, verify, gc."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ def ls_arguments(parser: argparse.ArgumentParser) -> None:
         help="only runs in this state; left: not ended, and no controller works on it",
     )
     parser.add_argument("--since", metavar="7d", help="only runs that were started within this time")
+    parser.add_argument("--size", action="store_true", help="show the disk space of all runs, largest first")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
@@ -28,12 +29,17 @@ def ls(args: argparse.Namespace) -> int:
     import msgspec
 
     from evalfleet.api import home
+    from evalfleet.errors import RequestError
     from evalfleet.planning.values import parse_duration
     from evalfleet.planning.workspace import Workspace
     from evalfleet.views.format import table
 
     from .terminal import has_colours
 
+    if args.size:
+        if args.benchmark or args.model or args.status or args.since:
+            raise RequestError("--size shows all runs: leave out --benchmark, --model, --status and --since")
+        return _print_sizes(as_json=args.json)
     since_s = None if args.since is None else parse_duration(args.since, "--since")
     wanted = {"benchmark": args.benchmark, "model": args.model, "status": args.status}
     runs = home.list_runs(Workspace.here(), since_s=since_s, **wanted)
@@ -112,12 +118,7 @@ def _verdict(checked: VerifiedStream) -> str:
     return text
 
 
-def du_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
-
-
-def du(args: argparse.Namespace) -> int:
-    """Show how much disk space each run takes, the largest first."""
+def _print_sizes(*, as_json: bool) -> int:
     import msgspec
 
     from evalfleet.api import home
@@ -125,7 +126,7 @@ def du(args: argparse.Namespace) -> int:
     from evalfleet.views.format import table
 
     found = home.usage(Workspace.here())
-    if args.json:
+    if as_json:
         print(msgspec.json.encode(found).decode())
         return 0
     rows = [
@@ -140,14 +141,7 @@ def _mb(count: int) -> str:
     return f"{count / 1e6:,.1f} MB"
 
 
-def rm_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("runs", metavar="RUN", nargs="+", help="its name; `evalfleet ls` shows all")
-    parser.add_argument("--yes", action="store_true", help="do not ask for confirmation")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
-
-
-def rm(args: argparse.Namespace) -> int:
-    """Delete runs that are over: their scores, their journals and all files of their attempts."""
+def _remove_named(args: argparse.Namespace) -> int:
     from evalfleet.api import home
     from evalfleet.planning.workspace import Workspace
     from evalfleet.views.format import plural
@@ -178,9 +172,8 @@ def _deleted(runs: Sequence[str], *, files_only: bool = False, dry_run: bool = F
 
 
 def gc_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--older", metavar="30d", required=True, help="runs that ended longer ago than this, and no others"
-    )
+    parser.add_argument("runs", metavar="RUN", nargs="*", help="delete these runs; `evalfleet ls` shows all")
+    parser.add_argument("--older", metavar="30d", help="delete the runs that ended longer ago than this")
     parser.add_argument(
         "--keep-scores", action="store_true", help="delete only the files of their attempts; results stay"
     )
@@ -190,17 +183,25 @@ def gc_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def gc(args: argparse.Namespace) -> int:
-    """Delete old runs, or, with --keep-scores, only the files that their attempts left.
+    """Delete runs that are over: their scores, their journals and all files of their attempts.
 
-    Answers that are not graded yet keep their files.
+    With --older and --keep-scores only the files of attempts are deleted. Answers that are not graded yet
+    keep their files.
     """
     from evalfleet.api import home
+    from evalfleet.errors import RequestError
     from evalfleet.planning.values import parse_duration
     from evalfleet.planning.workspace import Workspace
     from evalfleet.views.format import plural
 
     from .terminal import agreed
 
+    if bool(args.runs) == (args.older is not None):
+        raise RequestError("name the runs to delete, or pass --older 30d for all old ones")
+    if args.runs:
+        if args.keep_scores or args.dry_run:
+            raise RequestError("--keep-scores and --dry-run need --older")
+        return _remove_named(args)
     workspace = Workspace.here()
     old = home.outdated(workspace, parse_duration(args.older, "--older"))
     if args.keep_scores:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 _DRAIN = "`evalfleet drain RUN MACHINE` gives the machine up, and another one takes its place"
 VERBS: dict[str, str] = {
+    "du": "use `evalfleet ls --size`",
+    "rm": "use `evalfleet gc RUN`",
     "pause": "use `evalfleet set RUN --workers 0`",
     "unpause": "use `evalfleet set RUN --workers N`",
     "replace": _DRAIN,
