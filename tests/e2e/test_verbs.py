@@ -148,7 +148,14 @@ def test_help_of_every_verb(fleet: Fleet, verb: str) -> None:
     done = fleet(verb, "--help")
     assert done.code == 0
     assert done.out.startswith(f"usage: evalfleet {verb}")
-    needed = {"run": ["x"], "rerun": ["x"], "cancel": ["x"], "pool": ["ls"], "import": ["waa", "x"]}
+    needed = {
+        "run": ["x"],
+        "plan": ["x"],
+        "rerun": ["x"],
+        "cancel": ["x"],
+        "pool": ["ls"],
+        "import": ["waa", "x"],
+    }
     needed |= {"gc": ["--older", "30d"], "end": ["x", "y"]}
     needed |= {"cost": ["reconcile", "--export", "x"], "completion": ["bash"]}
     asked = ("agent_name", "agent_function", "agent_dir", "benchmark")
