@@ -264,15 +264,16 @@ def test_the_budget_at_half_four_fifths_and_all_of_it() -> None:
     assert subjects == ["50%", "80%", "100%"]
 
 
-def test_a_machine_that_cannot_be_deleted() -> None:
-    feed = Feed(tasks=4, machines=1)
+@pytest.mark.parametrize("usd_per_hour", [0.0, 1.0])
+def test_a_machine_that_cannot_be_deleted_is_an_alert_if_it_costs(usd_per_hour: float) -> None:
+    feed = Feed(tasks=4, machines=1, usd_per_hour=usd_per_hour)
     feed.lose(1)
     feed.add(ev.MachineDeleteRefused(ONE, SAY))
-    assert list(told(feed)) == ["machines_left"]
+    assert list(told(feed)) == (["machines_left"] if usd_per_hour else [])
 
 
 def test_a_machine_that_is_not_deleted_for_long_and_the_end_of_a_run() -> None:
-    feed = Feed(tasks=1, machines=1)
+    feed = Feed(tasks=1, machines=1, usd_per_hour=1.0)
     feed.attempt("t_0", Scored(1.0, True))
     feed.add(ev.MachineCondemned(ONE, "the run is over"))
     feed.wait(1199)

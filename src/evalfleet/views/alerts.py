@@ -231,6 +231,8 @@ def _left(situation: Situation, rule: AlertRule) -> Found:
     for machine in situation.state.undeleted:
         known = situation.state.machines[machine]
         leaving_s = seconds_between(known.condemned_at or situation.now, situation.now)
+        if not (known.offer.usd_per_hour or known.offer.idle_usd_per_hour):
+            continue  # a host that is lent for nothing costs nothing while it is cleaned up
         if known.delete_refused or situation.state.ended_at is not None:
             yield machine, f"{clean(known.name)} cannot be deleted, and costs on until it is", machine, None
         elif leaving_s >= rule.after_s:
