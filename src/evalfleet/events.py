@@ -545,7 +545,7 @@ def decode(body: bytes, schema: int = SCHEMA) -> Event:
 
 def _is_removed(body: bytes) -> bool:
     try:
-        return msgspec.json.decode(body, type=_Kind).kind in REMOVED
+        return msgspec.json.decode(body, type=decodable(_Kind)).kind in REMOVED
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return False
 

@@ -29,8 +29,9 @@ def test_an_agent_that_breaks_its_attempt_has_had_it(fleet: Fleet, way: str) -> 
 EVICT = """
 import json, os, socket
 folder = os.environ["EVALFLEET_MACHINE"]
+os.chdir(folder)  # the address of a socket holds 108 bytes
 line = socket.socket(socket.AF_UNIX)
-line.connect(folder + "/supervisor.sock")
+line.connect("supervisor.sock")
 key = open(folder + "/key").read().strip()
 line.sendall(json.dumps({"op": "evict", "n": 1, "key": key}).encode() + b"\\n")
 line.recv(100)

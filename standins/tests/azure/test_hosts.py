@@ -227,7 +227,7 @@ def test_an_eviction_is_announced_to_the_machine_and_then_happens(
 
 LIST = """\
 import json, os, ssl, urllib.request
-identity = os.environ["IDENTITY_ENDPOINT"] + "?api-version=2019-08-01&resource=x"
+identity = os.environ["IDENTITY_ENDPOINT"] + "?api-version=2019-08-01&resource=https://management.azure.com"
 ask = urllib.request.Request(identity, headers={"X-IDENTITY-HEADER": os.environ["IDENTITY_HEADER"]})
 token = json.load(urllib.request.urlopen(ask, timeout=60))["access_token"]
 groups = os.environ["ENDPOINT"] + "/subscriptions/" + os.environ["AZURE_SUBSCRIPTION_ID"]
