@@ -198,7 +198,7 @@ def test_any_run_can_be_told(seed: int) -> None:
     assert json.loads(report(document, "json")) == document
     for task in state.tasks:
         json.dumps(task_detail(state, task))
-    assert 6 <= len(summary(document, Path("home/run")).splitlines()) <= 14
+    assert 6 <= len(summary(document, Path("home/run")).splitlines()) <= 16
     assert report(document, "md").startswith(f"# {state.plan.run}\n")
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Required, TypedDict
 import msgspec
 
 from evalfleet.channels.artefacts import plain_opener
-from evalfleet.model import Broken, Metered, ModelUse, TaskId
+from evalfleet.model import Broken, Metered, ModelUse, TaskId, decodable
 from evalfleet.names import artefacts_folder
 from evalfleet.state import AttemptState, RunState
 
@@ -153,5 +153,5 @@ def metered_calls(attempt: AttemptState, run_folder: Path) -> Sequence[CallRow]:
     calls: list[CallRow] = []
     for call in merged.values():
         with suppress(msgspec.ValidationError):
-            calls.append(msgspec.convert(call, CallRow))
+            calls.append(msgspec.convert(call, decodable(CallRow)))
     return calls[:MOST_CALLS]
