@@ -62,7 +62,7 @@ DEADLINE_S = 120.0
 """Of one attack with its machine, from the request to its deletion, on a busy computer."""
 AT_ONCE = 3
 TRIES = 3
-CHANGING = ("jobs/attack.0", "trash", "beat.json", "supervisor.", "groups", "forgotten", "spares")
+CHANGING = ("jobs/attack.0", "trash", "beat.json", "supervisor.", "groups", "forgotten")
 """Of a machine's folder: the attacker's own, and what changes by itself."""
 
 

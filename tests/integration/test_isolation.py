@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -18,7 +17,6 @@ from bench import hostile
 from evalfleet.channels.program import FOLDER
 from evalfleet.channels.supervisor.files import job_name
 from evalfleet.channels.supervisor.isolation import kill_user, new_uid, processes_of
-from evalfleet.channels.supervisor.jobs import SPARES
 from evalfleet.channels.supervisor.machine import remove_machine
 from evalfleet.channels.supervisor.processes import age, birth
 from tests.integration.test_supervisor import UNTIL_GO, Host, Peer, dead, hosting
@@ -77,37 +75,16 @@ def test_an_isolated_job_is_a_user_of_its_own_that_no_other_has_been(host: Host)
     assert said(host, "b.0") != uid + "\n"
 
 
-def test_where_root_may_not_mount_an_isolated_job_is_in_a_namespace_of_users_of_its_own(
-    tmp_path: Path,
-) -> None:
-    """As on hosts that are containers."""
-    weak = ("setpriv", "--bounding-set", "-sys_admin,-mknod,-dac_read_search")
+def test_where_root_may_not_mount_jobs_cannot_be_isolated(tmp_path: Path) -> None:
+    """As in most containers."""
+    weak = ("setpriv", "--bounding-set", "-sys_admin")
     with hosting(tmp_path / "machine", *weak, sys.executable, "-I", "-S", str(FOLDER)) as host:
-        (host.directory / "bundles/b").mkdir(parents=True, mode=0o700)
-        (host.directory / "bundles/b/grade.py").write_text("honest\n")
         peer = host.peer()
-        assert peer.ask("isolation")["state"] == "user"
-        peer.shell("neighbour.0", UNTIL_GO, isolation="user", env={"SECRET": "hunter2"})
-        hidden = "$(dirname $(dirname $(dirname $EVALFLEET_OUT)))"
-        script = (
-            "id -u; id -G; cat grade.py; echo forged > $(readlink -f grade.py); touch /tmp/mine $HOME/mine; "
-            "cat /proc/*/environ | tr '\\0' '\\n' | grep hunter2; "
-            f"ls {hidden}/jobs; unshare -rm sh -c 'umount -l {hidden}; ls {hidden}/jobs'; "
-            "setsid sleep 300 & kill -9 -1"
-        )
-        ended = run(peer, "a.0", script)
-        uid, groups, honest, *shown = said(host, "a.0").splitlines()
-        assert int(uid) >= 0x70000000
-        assert uid == groups
-        assert (host.directory / "bundles/b/grade.py").read_text() == f"{honest}\n" == "honest\n"
-        assert "hunter2" not in said(host, "a.0")
-        assert [line for line in shown if line.endswith(".0")] == ["a.0", "a.0"]
-        assert ended["reason"] == "exited"
-        assert not processes_of(int(uid))
-        assert peer.ask("how", job="neighbour.0")["state"] == "running"
-        host.go("neighbour.0")
-        assert peer.end("neighbour.0")["exit_code"] == 0
-        assert not Path("/tmp/mine").exists()
+        isolation = peer.ask("isolation")
+        assert (isolation["state"], isolation["detail"]) == ("none", "it allows no mount namespaces")
+        ended = peer.run("a.0", "true", isolation="user")
+        assert ended["reason"] == "failed_to_start"
+        assert "it allows no mount namespaces" in str(ended["detail"])
 
 
 def test_an_isolated_job_knows_who_it_is_and_has_a_home_and_a_tmp_that_go_with_it(host: Host) -> None:
@@ -242,66 +219,18 @@ def test_a_machine_without_a_supervisor_is_removed_with_all_that_its_isolated_jo
         assert not any(path.exists() for path in groups)
 
 
-def test_keepers_that_wait_for_a_job_are_no_users_yet_and_go_with_their_supervisor(host: Host) -> None:
+def test_a_running_job_is_as_old_as_its_keeper(host: Host) -> None:
     peer = host.peer()
-    run(peer, "a.0", "true")
-    supervisor = int((host.directory / "supervisor.pid").read_text().split()[0])
-    until(lambda: len(spares_of(supervisor)) >= 2 * SPARES, "keepers get ready for the jobs to come")
-    spares = spares_of(supervisor)
     begun = time.clock_gettime(time.CLOCK_BOOTTIME)
     peer.shell("b.0", f"echo $$ > $EVALFLEET_OUT/pids; {UNTIL_GO}", isolation="user", timeout_s=600)
     (pid,) = host.pids("b.0")
     keeper = parent_of(pid)
-    assert {pid, keeper} <= set(spares), "the job was started by one of them"
     record = host.job("b.0") / "pid"
     assert int(record.read_text().split()[0]) == keeper
     # files are dated by the kernel's tick, which is some milliseconds behind
     assert age(birth(keeper) or 0, str(record)) <= time.clock_gettime(time.CLOCK_BOOTTIME) - begun + TICK_S
-    host.kill()
-    until(lambda: all(dead(each) for each in spares if each not in (pid, keeper)), "the others go")
-    assert not dead(pid)
-    host.supervise()
     host.go("b.0")
-    assert host.peer(epoch=2).end("b.0")["exit_code"] == 0
-
-
-def test_a_spare_keeper_is_not_taken_for_what_another_job_left(host: Host) -> None:
-    peer = host.peer()
-    run(peer, "a.0", "true")
-    supervisor = int((host.directory / "supervisor.pid").read_text().split()[0])
-    spares = until(lambda: spares_of(supervisor), "keepers get ready for the jobs to come")
-    peer.run("plain.0", "setsid sleep 1000 & true")
-    assert not [pid for pid in spares if dead(pid)]
-    assert peer.run("c.0", "id -u", isolation="user")["exit_code"] == 0
-
-
-def test_a_job_whose_keeper_lost_its_child_has_not_run(host: Host) -> None:
-    peer = host.peer()
-    run(peer, "a.0", "true")
-    supervisor = int((host.directory / "supervisor.pid").read_text().split()[0])
-    until(lambda: len(spares_of(supervisor)) >= 2 * SPARES, "keepers get ready for the jobs to come")
-    child = spares_of(supervisor)[1]
-    os.kill(child, signal.SIGKILL)
-    until(lambda: dead(child), "it is gone")
-    ended = peer.run("b.0", "true", isolation="user")
-    assert ended["reason"] == "failed_to_start"
-    assert "exit_code" not in ended
-    assert "whoever waited to become it was killed" in str(ended["detail"])
-    assert peer.run("c.0", "true", isolation="user")["exit_code"] == 0
-
-
-def spares_of(supervisor: int) -> list[int]:
-    """Keepers that wait, each with who will become the job. The one of a job that ended may be going."""
-    kids = map(int, Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split())
-    return [pid for kid in kids if (below := descendants(kid)) for pid in (kid, *below)]
-
-
-def descendants(pid: int) -> list[int]:
-    try:
-        found = [int(kid) for kid in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:
-        return []  # it has ended meanwhile
-    return found + [each for kid in found for each in descendants(kid)]
+    assert peer.end("b.0")["exit_code"] == 0
 
 
 BOMB = """

@@ -32,7 +32,7 @@ PROCESSES = 4096
 MEMORY_SHARE = 0.9
 REMOVE_S = 2.0
 
-NEWNS, NEWIPC, NEWUSER = 0x00020000, 0x08000000, 0x10000000
+NEWNS, NEWIPC = 0x00020000, 0x08000000
 RDONLY, NOSUID, NODEV, REMOUNT, BIND, REC, SLAVE = 1, 2, 4, 32, 4096, 16384, 1 << 19
 NO_NEW_PRIVS = 38
 
@@ -71,43 +71,9 @@ def bind(fd: int, target: str, read_only: bool = False) -> None:
 
 
 def own_view() -> None:
-    """From now on, what this process mounts is seen by nobody else. Raises OSError."""
-    if libc().unshare(NEWNS | NEWIPC):
-        own_users()
+    """Hide from all other processes what this process mounts from now on. Raises OSError."""
+    checked(libc().unshare(NEWNS | NEWIPC), "unshare")
     mount("", "/", flags=REC | SLAVE)
-
-
-def own_users() -> None:
-    """Have a view of one's own where root may not mount, as in many containers: one may do so in a namespace
-    of users of one's own, in which each id is what it is outside. Raises OSError."""
-    maps = {name: own_ids(name) for name in ("uid_map", "gid_map")}
-    parent, (waits, go) = os.getpid(), os.pipe()
-    pid = os.fork()  # only who stays outside may map ids other than his own
-    if not pid:
-        code = 1
-        try:
-            os.close(go)
-            if os.read(waits, 1):
-                for name, ids in maps.items():
-                    _write(f"/proc/{parent}/{name}", ids)
-                code = 0
-        finally:
-            os._exit(code)
-    try:
-        checked(libc().unshare(NEWUSER | NEWNS | NEWIPC), "unshare")
-        os.write(go, b"x")
-    finally:
-        os.close(waits)
-        os.close(go)
-        status = os.waitpid(pid, 0)[1]
-    if status:
-        raise OSError(1, "the ids of a namespace of users cannot be mapped")
-
-
-def own_ids(name: str) -> str:
-    """A map of every id that there is here to itself."""
-    lines = [line.split() for line in _text("/proc/self/" + name).splitlines()]
-    return "".join(f"{first} {first} {count}\n" for first, _, count in lines)
 
 
 # -- what a host offers --------------------------------------------------------------------------
@@ -307,22 +273,17 @@ class Box:
         self.groups = groups
 
     @classmethod
-    def make(cls, host: HostIsolation) -> Box:
+    def make(cls, host: HostIsolation, processes: int, memory_bytes: int) -> Box:
+        """A user and groups that no job has had, with so many processes and so much memory; 0: as much as any
+        job may have. Raises OSError."""
         uid = new_uid()
-        tops = list(dict.fromkeys(host.groups.values()))
-        box = cls(uid, [f"{top}/{uid}" for top in tops])
+        box = cls(uid, [f"{top}/{uid}" for top in dict.fromkeys(host.groups.values())])
         for group in box.groups:
             os.mkdir(group)
-        box.limit(host, 0, 0)
-        return box
-
-    def limit(self, host: HostIsolation, processes: int, memory_bytes: int) -> None:
-        """So many processes and so much memory; 0: as much as any job may have."""
-        uid = self.uid
-        most = memory_bytes or int(MEMORY_SHARE * host_memory())
         if "pids" in host.groups:
             _write(f"{host.groups['pids']}/{uid}/pids.max", str(processes or PROCESSES))
-        limit_memory(host, str(uid), most)
+        limit_memory(host, str(uid), memory_bytes or int(MEMORY_SHARE * host_memory()))
+        return box
 
     @classmethod
     def restored(cls, told: dict[str, Any] | None) -> Box | None:
@@ -360,62 +321,49 @@ class Box:
             os.chmod(folder, 0o700)
 
 
-class FileView:
-    """What an isolated job sees of the file system, made by the process that becomes it.
+def show_files(host: HostIsolation, uid: int, folder: str, shown: list[tuple[str, bool]]) -> None:
+    """Show this process, which becomes an isolated job, what that job may see of the file system.
 
-    `home` is the machine's directory, which is this process's working directory and stays so while it is
-    covered: paths below it are found from there. `hidden` is what is covered.
+    `folder` is the job's. `shown` are other folders below the machine's directory, each with whether it is
+    read-only. The machine's directory is the working directory and stays so while it is covered: what is
+    below it is found from there. Raises OSError.
     """
-
-    def __init__(self, home: str, hidden: str) -> None:
-        self.home = home
-        self.hidden = hidden
-        self._passwd = -1
-
-    def cover(self, folder: int) -> None:
-        """Hide what is not the job's, whose `folder`, open here, is two levels below `home`."""
-        os.fchdir(folder)  # it may be renamed meanwhile, and what was open before cannot be shown in the view
-        own_view()
-        tmp = os.open("tmp", os.O_PATH | os.O_DIRECTORY)
-        os.chdir("../..")
-        if os.path.isdir("/dev/shm"):
-            mount("none", "/dev/shm", "tmpfs", NOSUID | NODEV, "mode=1777")
-        known = (read_file("/etc/passwd") or b"").rstrip(b"\n")
-        for path in ("/tmp", "/var/tmp"):
-            if os.path.isdir(path) and not os.path.islink(path):
-                bind(tmp, path)
-        os.makedirs(self.hidden, exist_ok=True)  # it may have been below /tmp
-        mount("none", self.hidden, "tmpfs", NOSUID | NODEV, "mode=755,size=4m")
-        with contextlib.suppress(OSError):  # a host without that file has other ways
-            self._passwd = os.open(self.hidden + "/.passwd", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
-            os.write(self._passwd, known)
-            bind(self._passwd, "/etc/passwd", read_only=True)
-
-    def show(self, uid: int, folder: str, shown: list[tuple[str, bool]]) -> None:
-        """Show a job's `folder` and others, all below `home`; each with whether it is read-only."""
-        for path, read_only in ((folder, False), *shown):
-            fd = os.open(path[len(self.home) + 1 :], os.O_PATH | os.O_DIRECTORY)
-            os.makedirs(path, exist_ok=True)
-            bind(fd, path, read_only)
-        if self._passwd >= 0:  # programs want to know who they are: whoami, git, ssh, Python's getpass
-            os.write(self._passwd, f"\n{USER}:x:{uid}:{uid}::{folder}/home:/bin/sh\n".encode())
+    own_view()
+    if os.path.isdir("/dev/shm"):
+        mount("none", "/dev/shm", "tmpfs", NOSUID | NODEV, "mode=1777")
+    users = (read_file("/etc/passwd") or b"").rstrip(b"\n")
+    tmp = os.open(below(host, folder) + "/tmp", os.O_PATH | os.O_DIRECTORY)
+    for path in ("/tmp", "/var/tmp"):
+        if os.path.isdir(path) and not os.path.islink(path):
+            bind(tmp, path)
+    os.makedirs(host.hidden, exist_ok=True)  # it may have been below /tmp
+    mount("none", host.hidden, "tmpfs", NOSUID | NODEV, "mode=755,size=4m")
+    # programs want to know who they are: whoami, git, ssh, Python's getpass
+    agent = f"\n{USER}:x:{uid}:{uid}::{folder}/home:/bin/sh\n".encode()
+    with contextlib.suppress(OSError):  # a host without that file has other ways
+        passwd = os.open(host.hidden + "/.passwd", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+        os.write(passwd, users + agent)
+        bind(passwd, "/etc/passwd", read_only=True)
+    for path, read_only in ((folder, False), *shown):
+        fd = os.open(below(host, path), os.O_PATH | os.O_DIRECTORY)
+        os.makedirs(path, exist_ok=True)
+        bind(fd, path, read_only)
 
 
-def apart(box: Box, view: FileView, folder: int) -> None:
-    """What can be done before it is known which job this process becomes: it takes 5 to 50 ms of waiting."""
+def below(host: HostIsolation, path: str) -> str:
+    return path[len(host.home) + 1 :]
+
+
+def confine(
+    box: Box, host: HostIsolation, folder: str, shown: list[tuple[str, bool]], processes: int
+) -> None:
+    """Bound this process, which is root's and becomes an isolated job. Raises OSError."""
+    import resource
+
     for group in box.groups:
         _write(group + "/cgroup.procs", "0")
     mask = os.umask(0o022)
-    view.cover(folder)
-    os.umask(mask)
-
-
-def confine(box: Box, view: FileView, folder: str, shown: list[tuple[str, bool]], processes: int) -> None:
-    """What the process that becomes the command does to itself at last, while it is root."""
-    import resource
-
-    mask = os.umask(0o022)
-    view.show(box.uid, folder, shown)
+    show_files(host, box.uid, folder, shown)
     os.umask(mask)
     most = processes or PROCESSES
     resource.setrlimit(resource.RLIMIT_NPROC, (most, most))

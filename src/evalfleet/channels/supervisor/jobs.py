@@ -9,11 +9,11 @@ import selectors
 import signal
 import time
 
-from .files import make_folder, make_folders, read_file, write_atomic
+from .files import make_folders, read_file, write_atomic
 from .graded_files import Grading
-from .isolation import USER, Box, FileView, HostIsolation, enclose, host_memory, open_up
+from .isolation import USER, Box, HostIsolation, enclose, host_memory, open_up
 from .job import NEVER, WRAPPER, WRAPPER_FAILED, HostJob
-from .keeper import Bounds, Keeper, StartOrder
+from .keeper import Bounds, KeptCommand, start_kept
 from .meter_process import MeterProcess
 from .parcel import has_bundle
 from .processes import (
@@ -52,12 +52,6 @@ before it sends SIGTERM to the first of them: a job that heard that one before u
 ended by itself, however slowly the signals come."""
 IDLE_S = 10.0
 PRIVATE = ("work", "out", "home", "tmp")
-SPARE_FOLDER = "spares"
-SPARES = 3
-"""Keepers that wait for a job. One would do for jobs that last; together they get ready as fast as one."""
-RESTOCK_S, IDLE_RESTOCK_S = 0.05, 0.01
-"""So long after a start another keeper is got ready, or after the job's end, if that is sooner: who starts
-one job after another shall not wait for it."""
 
 
 class Jobs:
@@ -94,8 +88,6 @@ class Jobs:
         self._host: HostIsolation | None = None
         self._opened: set[str] = set()
         self._empty_boxes: list[Box] = []
-        self._spares: list[Keeper] = []
-        self._restock_at = NEVER
         self._left: list[HostJob] = []
         self.seals = Seals()
         self.metering = MeterProcess(selector, self.environ, self._on_meter, self._unmetered)
@@ -115,7 +107,7 @@ class Jobs:
         """Take up what a predecessor in this directory left."""
         self._forgotten = set(ids_in(read_file("forgotten") or b""))
         self._tombstones = os.open("forgotten", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        self._clean_again()
+        self._trash.restore()
         self.metering.restore()
         for name in sorted(os.listdir("jobs")):
             self._restore("jobs/" + name)
@@ -167,17 +159,16 @@ class Jobs:
             raise ValueError("the command is empty")
         bundle = self._bundle(job)
         told = {name: value for name, value in spec.items() if name != "secrets"}
-        keeper = None
         if spec.get("isolation") == "user":
-            keeper = self._isolate(job, spec)
-            told["box"] = job.box.told() if job.box is not None else None
+            job.box = self._box(job, spec)
+            told["box"] = job.box.told()
         else:
             make_folders(job.path, ("work", "out"))
         try:
-            job.pid = self._launch_by(keeper, job, spec, bundle, told)
+            job.pid = self._launch_command(job, spec, bundle, told)
         except BaseException:
-            if keeper is not None:
-                self._dismiss(keeper)
+            if job.box is not None:
+                self._empty_boxes.append(job.box)
             raise
         job.child = True
         self._children[job.pid] = job
@@ -185,18 +176,8 @@ class Jobs:
         self._busy_at = time.monotonic()
         job.run_from(self._busy_at)
         self.due = min(self.due, job.due)
-        if keeper is not None:
-            self._restock_at = self._busy_at + (RESTOCK_S if len(self._spares) == SPARES - 1 else 0.0)
-            self.due = min(self.due, self._restock_at)
 
-    def _launch_by(
-        self,
-        keeper: Keeper | None,
-        job: HostJob,
-        spec: dict[str, Any],
-        bundle: str,
-        told: dict[str, Any],
-    ) -> int:
+    def _launch_command(self, job: HostJob, spec: dict[str, Any], bundle: str, told: dict[str, Any]) -> int:
         """The pid of the job's wrapper, or of its keeper if it is isolated or grades."""
         with open(job.path + "/job.json", "w") as file:
             file.write(json.dumps(told))
@@ -218,103 +199,36 @@ class Jobs:
         grading = self._grading(job, spec)
         if grading is not None:
             environ.update(grading.environ())
-        if keeper is None and grading is None:
+        bounds = None
+        if job.box is not None:
+            own = {"HOME": path + "/home", "USER": USER, "LOGNAME": USER, "TMPDIR": "/tmp"}
+            environ.update((name, value) for name, value in own.items() if name not in spec.get("env", {}))
+            shown = [*(grading.shown() if grading is not None else []), *self._shown(bundle, spec)]
+            bounds = Bounds(job.box, self.host, shown, int(spec.get("processes") or 0))
+        if bounds is None and grading is None:
             return spawn(["sh", "-c", WRAPPER, "evalfleet", path, cwd, *spec["argv"]], environ, job.log.path)
-        order = StartOrder(path, job.path, cwd, spec["argv"], environ)
-        if grading is not None:
-            order.graded = grading.told()
-        if keeper is not None:
-            self._confine(order, spec, bundle, grading)
-        else:
-            keeper = Keeper(None)
-        keeper.start(order)
-        if keeper.box is not None:
-            self._await(keeper, job)
-        else:
-            os.close(keeper.ended)
-        return keeper.pid
+        return start_kept(KeptCommand(path, cwd, spec["argv"], environ, bounds, grading))
 
-    def _await(self, keeper: Keeper, job: HostJob) -> None:
-        """A keeper says when its job has ended, and goes later."""
-
-        def ended(key: selectors.SelectorKey, events: int) -> None:
-            self.selector.unregister(keeper.ended)
-            said = os.read(keeper.ended, 100)
-            os.close(keeper.ended)
-            if said and self._children.pop(keeper.pid, None) is not None:
-                self._helpers.add(keeper.pid)
-                job.child = False  # from now on its pid may be anybody's
-                self._over(job, job.exit_code())
-
-        self.selector.register(keeper.ended, selectors.EVENT_READ, ended)
-
-    def _isolate(self, job: HostJob, spec: dict[str, Any]) -> Keeper:
+    def _box(self, job: HostJob, spec: dict[str, Any]) -> Box:
         """Make the bounds of a job, and its folders its own. Raises OSError, ValueError."""
         if self.host.why_not:
             raise ValueError(f"jobs cannot be isolated here: {self.host.why_not}")
-        if os.path.isdir(job.path):  # an earlier start got this far
-            keeper = self._new_keeper(job.path)
-        else:
-            keeper = self._spares.pop(0) if self._spares else self._new_keeper()
-            if keeper.box is not None:
-                os.rename(f"{SPARE_FOLDER}/{keeper.box.uid}", job.path)
-        job.box = keeper.box
-        if job.box is not None and (spec.get("processes") or spec.get("memory_bytes")):
-            job.box.limit(self.host, int(spec.get("processes") or 0), int(spec.get("memory_bytes") or 0))
-        return keeper
+        make_folders(job.path, PRIVATE)
+        os.chmod(job.path, 0o711)
+        box = Box.make(self.host, int(spec.get("processes") or 0), int(spec.get("memory_bytes") or 0))
+        box.own(*(f"{job.path}/{name}" for name in PRIVATE))
+        return box
 
-    def _new_keeper(self, folder: str = "") -> Keeper:
-        """A keeper and its job's folder, by default one that is yet to get its name. Raises OSError."""
-        box = Box.make(self.host)
-        if not folder:
-            make_folder(SPARE_FOLDER)
-            folder = f"{SPARE_FOLDER}/{box.uid}"
-        make_folders(folder, PRIVATE)
-        os.chmod(folder, 0o711)
-        box.own(*(f"{folder}/{name}" for name in PRIVATE))
-        fd = os.open(folder, os.O_PATH | os.O_DIRECTORY)  # now: it is about to be renamed
-        return Keeper(Bounds(box, FileView(self.home, self.host.hidden), fd))
-
-    def _confine(self, order: StartOrder, spec: dict[str, Any], bundle: str, grading: Grading | None) -> None:
-        """Add to an order what an isolated job sees of the host, and who it is."""
-        shown = grading.shown() if grading is not None else []
+    def _shown(self, bundle: str, spec: dict[str, Any]) -> list[tuple[str, bool]]:
+        """The files of its benchmark that an isolated job sees, read-only."""
+        shown: list[tuple[str, bool]] = []
         for folder in (bundle, *more_bundles(spec)):
             if folder and folder not in self._opened:
                 open_up(folder)
                 self._opened.add(folder)
             if folder:
                 shown.append((f"{self.home}/{folder}", True))
-        given = spec.get("env", {})
-        own = {"HOME": order.folder + "/home", "USER": USER, "LOGNAME": USER, "TMPDIR": "/tmp"}
-        order.environ.update((name, value) for name, value in own.items() if name not in given)
-        order.shown = shown
-        order.processes = int(spec.get("processes") or 0)
-
-    def _stock_up(self) -> None:
-        """Have some keepers ready for the isolated jobs to come."""
-        self._restock_at = NEVER
-        try:
-            while len(self._spares) < SPARES:
-                self._spares.append(self._new_keeper())
-        except OSError:
-            return  # out of processes, or of groups: the next job tells
-
-    def _dismiss_spares(self) -> None:
-        for keeper in self._spares:
-            self._dismiss(keeper)
-        self._spares = []
-        self._restock_at = NEVER
-
-    def _dismiss(self, keeper: Keeper) -> None:
-        """Let a keeper go that gets no job, or could not be told of it."""
-        keeper.dismiss()
-        with contextlib.suppress(KeyError):
-            self.selector.unregister(keeper.ended)
-        os.close(keeper.ended)
-        self._helpers.add(keeper.pid)
-        if keeper.box is not None:
-            self._empty_boxes.append(keeper.box)
-            self._trash.discard(f"{SPARE_FOLDER}/{keeper.box.uid}")
+        return shown
 
     def _grading(self, job: HostJob, spec: dict[str, Any]) -> Grading | None:
         """What a job that grades another needs. Raises ValueError."""
@@ -415,14 +329,10 @@ class Jobs:
         """Do what is due. `heard` is when a controller last spoke."""
         if self._left:
             self._open_boxes()
-            if self._restock_at < NEVER:
-                self._restock_at = min(self._restock_at, now + IDLE_RESTOCK_S)
-        if now >= self._restock_at:
-            self._stock_up()
         for job in list(self.live.values()):
             self._tend(job, now, heard)
         due = min((job.due for job in self.live.values()), default=NEVER)
-        self.due = 0.0 if self._left else min(due, self._restock_at)
+        self.due = 0.0 if self._left else due
 
     def _tend(self, job: HostJob, now: float, heard: float) -> None:
         if job.settling:
@@ -504,10 +414,6 @@ class Jobs:
             job = self._children.pop(pid, None)
             if job is None:
                 self._helpers.discard(pid)
-                for keeper in [keeper for keeper in self._spares if keeper.pid == pid]:
-                    self._spares.remove(keeper)
-                    self._dismiss(keeper)
-                    self._helpers.discard(pid)
             elif code == WRAPPER_FAILED and job.exit_code() is None:
                 self._wrapper_failed(job)
             elif code < 0:
@@ -568,10 +474,9 @@ class Jobs:
         kids = read_file(f"/proc/self/task/{os.getpid()}/children") if job.child else None
         if kids is None:
             return marked(self._mark, mine)
-        spares = [keeper.pid for keeper in self._spares]
         found: list[int] = []
         for pid in map(int, kids.split()):
-            if pid not in self._children and pid not in self._helpers and pid not in spares:
+            if pid not in self._children and pid not in self._helpers:
                 environ = environ_of(pid)
                 # without a mark it can only be this job's if there is no other
                 if mine in environ or (self._mark not in environ and len(self.live) == 1):
@@ -582,7 +487,6 @@ class Jobs:
         job.end()
         if job.in_bundle:
             self._opened.clear()  # it has made files there
-            self._dismiss_spares()  # they see the host as it was: its users, what is mounted
         self.live.pop(job.id, None)
         with contextlib.suppress(OSError):
             job.log.finish()
@@ -608,7 +512,6 @@ class Jobs:
 
     def kill_everything(self, why: str) -> bool:
         """End all jobs at once. False if something of them still lives."""
-        self._dismiss_spares()
         for job in self.live.values():
             if job.why is None:
                 self.end(job, why, 0.0)
@@ -675,7 +578,7 @@ class Jobs:
         gone = self.kill_everything("stopped")
         self._children.clear()  # all were reaped: their pids may be anybody's
         self._helpers.clear()
-        self._clean_again()
+        self._trash.restore()
         kept = {id for id, job in self.known.items() if job.in_bundle and job.code == 0}
         self.forget([id for id in self.known if id not in kept], again=True)
         os.ftruncate(self._tombstones, 0)
@@ -687,12 +590,6 @@ class Jobs:
         self._empty_boxes = [box for box in self._empty_boxes if not box.remove()]
         if self._trash.is_full or (now > self._busy_at + IDLE_S and not self.live):
             self._trash.empty()
-
-    def _clean_again(self) -> None:
-        """What was being removed by processes that are gone, and what keepers that are gone had ready."""
-        if not self._spares:
-            self._trash.take_aside(SPARE_FOLDER)
-        self._trash.restore()
 
 
 def more_bundles(spec: dict[str, Any]) -> list[str]:

@@ -196,8 +196,8 @@ def adopt_orphans() -> None:
 
 
 def age(born: int, file: str) -> float:
-    """Seconds since a job began: by its keeper, by its wrapper's birth, or since its pid was recorded."""
-    began = (read_file(file) or b"").partition(b"\nbegan ")[2]
+    """Return the seconds since a job began: by its wrapper's birth, or since its pid was recorded."""
+    began = (read_file(file) or b"").partition(b"\nbegan ")[2]  # an earlier version's, which began late
     with contextlib.suppress(ValueError):
         return max(steady() - float(began), 0.0)
     if born and hasattr(time, "CLOCK_BOOTTIME"):

@@ -47,11 +47,6 @@ class Trash:
         else:
             self._remove(target)
 
-    def take_aside(self, folder: str) -> None:
-        """Let `restore` remove the folder, if there is one."""
-        with contextlib.suppress(OSError):
-            os.rename(folder, f"trash-{os.getpid()}-{folder}")
-
     def restore(self) -> None:
         """Go on with what processes that are gone were removing."""
         for name in os.listdir("."):
