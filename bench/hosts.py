@@ -11,8 +11,8 @@ from typing import Any
 
 from evalfleet.events import AttemptEnded, AttemptStarted, Record
 from evalfleet.journal import Store
-from evalfleet.lab import Lab
 from evalfleet.model import Scored
+from lab import Lab
 
 from .workspace import EVALFLEET, Workspace
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from evalfleet.events import AttemptEnded, AttemptStarted, Record
-from evalfleet.lab import Lab, NamespaceHost
 from evalfleet.model import Broken, Cause, Scored
+from lab import Lab, NamespaceHost
 
 from .hosts import cannot, lab_of, records, start_run
 from .result import Aim, Figures, Result, at_most, rounded

@@ -9,8 +9,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from evalfleet.lab import Lab
 from evalfleet.model import seconds_between
+from lab import Lab
 
 from . import processes
 from .bare_asyncssh import COMMANDS

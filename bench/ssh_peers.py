@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from evalfleet.lab import Lab
+from lab import Lab
 
 from .bare_asyncssh import COMMANDS
 from .hosts import settings

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 from evalfleet.channels.supervisor.server import BEAT_S
-from evalfleet.lab import HostProcess, Lab
+from lab import HostProcess, Lab
 
 from .hosts import cannot, lab_of, settings
 from .result import Figures, Result, at_most, rounded

@@ -21,8 +21,8 @@ from typing import Any
 from evalfleet.benchmarks.waa.task_folder import RESULT, read_task
 from evalfleet.events import AttemptEnded, AttemptStarted
 from evalfleet.journal import Store
-from evalfleet.lab import NamespaceHost
 from evalfleet.model import Broken, Scored
+from lab import NamespaceHost
 from tests.waa.arena import Arena
 
 from .result import Aim, Figures, at_most

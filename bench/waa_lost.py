@@ -11,8 +11,8 @@ from pathlib import Path
 
 from evalfleet.errors import RequestError
 from evalfleet.events import AttemptEnded, AttemptStarted, Event, MachineUp
-from evalfleet.lab import NamespaceHost
 from evalfleet.model import Scored
+from lab import NamespaceHost
 from tests.waa.arena import Arena
 
 from .result import Figures

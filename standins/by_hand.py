@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple, TypeVar
 
-from evalfleet.lab import Lab, LabError
+from lab import Lab, LabError
 
 T = TypeVar("T")
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

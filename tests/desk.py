@@ -22,6 +22,8 @@ from tests.forked import Forked, Request, fork
 from tests.waiting import PATIENCE_S, suspend, until
 
 SRC = Path(evalfleet.__file__).parents[1]
+ROOT = Path(__file__).parents[1]
+"""The folder of `lab`, whose place processes of evalfleet import by its dotted path."""
 NO_SECRETS = ("EVALFLEET_", "PATH", "HOME", "USER", "TZ", "SLURM_CONF")
 """How the names of variables begin that nobody looks for in /proc."""
 T = TypeVar("T")
@@ -140,7 +142,7 @@ class Desk:
         self.prefix = tuple(prefix)
         self.processes: list[Process] = []
         kept = {key: value for key, value in os.environ.items() if not key.startswith("EVALFLEET_")}
-        ours = {"PYTHONPATH": str(SRC), "EVALFLEET_HOME": str(self.home), "TERM": "dumb"}
+        ours = {"PYTHONPATH": f"{SRC}{os.pathsep}{ROOT}", "EVALFLEET_HOME": str(self.home), "TERM": "dumb"}
         self.forks = forks
         self._network = _network(self.prefix)
         self._inherited = {**kept, **ours}

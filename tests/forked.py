@@ -33,11 +33,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
-from evalfleet.lab.system import enter_network
-
 READ_AT_START = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "GLIBC_", "GCONV_", "OPENSSL_", "SSLKEYLOGFILE")
 """How the names of variables begin that are read only as Python starts: a server has one value of each."""
-PRELOADED = ("cli", "api", "benchmarks", "places", "places.slurm", "lab", "web")
+PRELOADED = ("cli", "api", "benchmarks", "places", "places.slurm", "web")
 """Rooms of evalfleet whose modules are loaded before."""
 PRELOADED_OTHERS = ("aiohttp.web",)
 """What stand-ins load."""
@@ -189,6 +187,8 @@ def _become(request: Request, streams: list[int]) -> None:
         os.dup2(fd, number)
         os.close(fd)
     if request.network:
+        from lab.system import enter_network
+
         enter_network(Path(request.network))
     os.chdir(request.folder)
     os.environ.clear()

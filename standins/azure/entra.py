@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from evalfleet.lab.network import GATEWAY
+from lab.network import GATEWAY
 from standins.cloud.background import Background
 from standins.cloud.clock import Clock
 from standins.cloud.machines import Machines

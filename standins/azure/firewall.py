@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from evalfleet.lab.network import GATEWAY
+from lab.network import GATEWAY
 from standins.cloud.words import Json
 
 from .addresses import public_addresses

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import Protocol
 
-from evalfleet.lab import LabError
-from evalfleet.lab.network import GATEWAY
+from lab import LabError
+from lab.network import GATEWAY
 from standins.azure_ml.nodes import ContainerRun, Processes
 from standins.cloud.hosts import Hosts
 from standins.cloud.machines import Guest

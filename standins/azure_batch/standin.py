@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 from aiohttp import web
 
-from evalfleet.lab.network import GATEWAY
+from lab.network import GATEWAY
 from standins.azure.blobs import BlobStorage
 from standins.azure.entra import EntraServer, EntraStandIn
 from standins.azure.identity import BATCH, RESOURCE_MANAGER, Identity

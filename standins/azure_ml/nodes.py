@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from evalfleet.lab.cgroups import remove_group
+from lab.cgroups import remove_group
 from standins.cloud.words import Json
 
 KILLED = 137

@@ -6,7 +6,7 @@ import socket
 import ssl
 import time
 
-from evalfleet.lab.network import GATEWAY
+from lab.network import GATEWAY
 from standins.azure.blobs import BlobContainer, BlobStorage
 from standins.azure.standin import StandIn as AzureStandIn
 from standins.azure.store import Group

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from evalfleet.lab import Lab, LabError, NamespaceHost, network, system
+from lab import Lab, LabError, NamespaceHost, network, system
 
 from .cloudinit import Seeder
 from .machines import Guest, MachineTrouble

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from evalfleet.lab import Lab
-from evalfleet.lab.network import GATEWAY
+from lab import Lab
+from lab.network import GATEWAY
 
 from . import tls
 from .clock import Clock

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator
 
-from evalfleet.lab.network import GATEWAY
+from lab.network import GATEWAY
 from standins.cloud.words import Json
 
 from .cloud import Cloud, Instance

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 from aiohttp import web
 
-from evalfleet.lab.network import GATEWAY
+from lab.network import GATEWAY
 from standins.cloud.faults import Failed
 from standins.cloud.hosts import Hosts
 from standins.cloud.machines import Machines

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from evalfleet.events import AttemptStarted
-from evalfleet.lab import Lab
 from evalfleet.mirror import open_objects
+from lab import Lab
 from standins.azure_ml import Processes
 from tests.by_hand import ROOT, ByHand, started_by_hand
 from tests.desk import Desk

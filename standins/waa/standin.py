@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from evalfleet.lab.host import Host
+from lab.host import Host
 
 HERE = Path(__file__).parent
 STUBS = HERE / "stubs"

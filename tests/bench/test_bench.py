@@ -14,7 +14,7 @@ import pytest
 
 from bench.__main__ import BENCHES, main
 from bench.result import Aim, Result, at_least, at_most, below, table
-from evalfleet.lab import Lab
+from lab import Lab
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from evalfleet.events import AttemptStarted
-from evalfleet.lab import Lab
 from evalfleet.model import Broken, Cause, Machine, MachineId, Needs
 from evalfleet.state import RunState
+from lab import Lab
 from standins.azure_batch import StandIn
 from standins.cloud.hosts import Hosts
 from tests.cloud import batch_places

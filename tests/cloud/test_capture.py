@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from evalfleet.lab.network import GATEWAY
+from lab.network import GATEWAY
 from standins.azure import Hosts, StandIn, Timing
 from standins.azure.galleries import VERSION
 from standins.azure.vms import VM, Vm

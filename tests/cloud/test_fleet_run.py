@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from evalfleet.events import MachineRequested
-from evalfleet.lab import Lab
 from evalfleet.model import Broken, Cause, Scored, seconds_between
 from evalfleet.sim import ledger
 from evalfleet.state import RunState
+from lab import Lab
 from standins import azure, gce
 from standins.cloud.faults import Failed, Stuck
 from standins.cloud.hosts import Hosts

@@ -14,12 +14,12 @@ import pytest
 
 from evalfleet.errors import MachineMute, PlaceError, RequestError
 from evalfleet.events import MachineRequested
-from evalfleet.lab import Lab
 from evalfleet.model import AttemptId, Command, Job, Machine, Needs
 from evalfleet.places.gce import GcePlace, prices
 from evalfleet.places.gce.machine_types import type_of
 from evalfleet.ports import Fence, ImageMaker
 from evalfleet.testing.harness import find, raised
+from lab import Lab
 from standins.gce import Hosts, StandIn
 from tests.cloud.desk import GceDesk
 from tests.cloud.gce_places import FAST, HOME, ZONE, machine_id, offer, place

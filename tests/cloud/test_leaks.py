@@ -19,9 +19,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from evalfleet.api import places
-from evalfleet.lab import Lab, LabError, system
 from evalfleet.model import SECOND, Micros, after
 from evalfleet.planning.workspace import Workspace
+from lab import Lab, LabError, system
 from standins import azure, gce
 from standins.cloud.hosts import Hosts
 from tests.cloud import conftest, gce_places

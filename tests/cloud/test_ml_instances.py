@@ -15,7 +15,6 @@ from typing import Any, ClassVar
 import pytest
 
 from evalfleet.errors import MachineUnavailable, PlaceError, RequestError
-from evalfleet.lab import Lab
 from evalfleet.model import Needs
 from evalfleet.places.azure_ml import AzureMlPlace, AzureMlSettings
 from evalfleet.places.azure_ml.instances import STATES, AzureMlInstances
@@ -23,6 +22,7 @@ from evalfleet.places.azure_ml.service import VERSION
 from evalfleet.ports import Hosts as StoppableHosts
 from evalfleet.ports import Place, PlaceContext
 from evalfleet.testing import Harness, PlaceContract
+from lab import Lab
 from standins.azure_ml import StandIn
 from standins.azure_ml.instances import Instance
 from standins.cloud.hosts import Hosts

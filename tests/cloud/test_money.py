@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from evalfleet.lab import Lab
 from evalfleet.places.azure.prices import ADDRESS, AzurePriceBook, disk
 from evalfleet.places.azure.sizes import size_of
 from evalfleet.places.azure.template import LEAST_LIFE_S
 from evalfleet.views.stats import machines_usd
+from lab import Lab
 from standins.azure import StandIn
 from standins.cloud.hosts import Hosts
 from tests.cloud.conftest import FAST

@@ -10,10 +10,10 @@ from typing import Any, ClassVar, TypeVar
 
 import pytest
 
-from evalfleet.lab import Lab
 from evalfleet.ports import Place
 from evalfleet.testing import Harness, PlaceContract, ShellHarness
 from evalfleet.testing.harness import Kind
+from lab import Lab
 from standins import azure, azure_batch, gce
 from standins.cloud.hosts import Hosts
 from standins.cloud.standin import CloudStandIn

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from evalfleet.errors import MachineMute, PlaceError
-from evalfleet.lab import Lab
-from evalfleet.lab.network import GATEWAY
 from evalfleet.model import AttemptId, Command, Job, Machine, MachineId
 from evalfleet.places.azure import AzurePlace
 from evalfleet.ports import Fence
 from evalfleet.testing.harness import find, raised
+from lab import Lab
+from lab.network import GATEWAY
 from standins.azure import Failed, Late, Lost, StandIn, Throttled
 from standins.cloud.hosts import Hosts
 from tests.cloud.conftest import FAST

@@ -11,12 +11,12 @@ import pytest
 
 from evalfleet.errors import MachineMute
 from evalfleet.events import AttemptEnded, AttemptStarted, MachineCondemned, MachineMending, MachineReady
-from evalfleet.lab import Lab
 from evalfleet.model import Broken, Cause, Machine, MachineId, Scored
 from evalfleet.places.azure import AzurePlace
 from evalfleet.ports import Fence
 from evalfleet.state import MachineState, RunState
 from evalfleet.testing.harness import find, raised
+from lab import Lab
 from standins.azure import StandIn
 from standins.azure.vms import VM
 from standins.cloud.hosts import Hosts

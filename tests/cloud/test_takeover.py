@@ -13,9 +13,9 @@ import pytest
 
 from evalfleet.channels.supervisor.files import KEY
 from evalfleet.events import AttemptStarted, ControllerStarted, MachineCondemned, MachineRequested
-from evalfleet.lab import Lab, LabError
 from evalfleet.places.azure import AzureSettings
 from evalfleet.places.gce import GceSettings
+from lab import Lab, LabError
 from standins import azure, gce
 from standins.azure.vms import VM, Vm
 from standins.cloud.hosts import GuestHost, Hosts

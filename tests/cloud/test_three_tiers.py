@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from evalfleet.events import AttemptEnded, CircuitChanged, MachineRequested
-from evalfleet.lab import Lab
 from evalfleet.model import Scored
 from evalfleet.state import RunState
+from lab import Lab
 from standins import azure, azure_batch, azure_ml
 from standins.cloud.faults import Failed
 from standins.cloud.hosts import Hosts

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from evalfleet.lab import Lab
+from lab import Lab
 from standins.gce import Hosts, StandIn
 from tests.cloud.gce_places import FAST, TYPE, ZONE
 from tests.docs.pages import ROOT, File, Shell, steps

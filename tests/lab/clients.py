@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from evalfleet.lab import AnyLab, Host, Lab
+from lab import AnyLab, Host, Lab
 from tests.waiting import PATIENCE_S, until
 
 CANNOT = Lab.missing()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from evalfleet.lab import Lab, NamespaceHost
+from lab import Lab, NamespaceHost
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import contextlib
 import socket
 import threading
 
-from evalfleet.lab.network import GATEWAY
+from lab.network import GATEWAY
 
 COUNTED = "counted\n"
 

@@ -11,18 +11,19 @@ from typing import Any
 
 import msgspec
 
-from evalfleet.lab.network import Network
 from evalfleet.model import Machine, MachineId
-from evalfleet.places.lab import LabPlace, LabSettings
-from evalfleet.places.lab.keeper_client import FOLDER
-from evalfleet.places.lab.protocol import KeeperRecord
 from evalfleet.ports import Place, PlaceContext
 from evalfleet.testing import ShellHarness
+from lab.keeper_client import FOLDER
+from lab.network import Network
+from lab.place import LabPlace, LabSettings
+from lab.protocol import KeeperRecord
 from tests.desk import Desk, Process
 from tests.lab.marks import Marks, leave
 from tests.waiting import PATIENCE_S, allow_for_load, until
 
 HOME_ID = "abc123"
+KIND = "lab.place:LabPlace"
 MARKS_PORT = 7  # commands name it before their network is there, in which nobody else has it
 
 
@@ -153,6 +154,7 @@ class Bench(Desk):
         self.tasks = tasks
         (folder / ".ssh").mkdir()
         (folder / ".ssh/config").write_text(CONFIG)
+        self.config(f'[places.lab]\nkind = "{KIND}"\n')
         (folder / "b.toml").write_text(BENCH)
         (folder / "run.sh").write_text(SCRIPT)
         (folder / "tasks.jsonl").write_text("".join(f'{{"id": "t_{n}"}}\n' for n in range(tasks)))

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from evalfleet.lab import HostLimits, Lab, LabError, NamespaceHost
+from lab import HostLimits, Lab, LabError, NamespaceHost
 from tests.lab.clients import needs_lab, session, ssh
 from tests.waiting import PATIENCE_S, until
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from evalfleet.lab import HostLimits, Lab, LabError, NamespaceHost
+from lab import HostLimits, Lab, LabError, NamespaceHost
 from tests.lab.clients import needs_lab, session, ssh
 from tests.waiting import PATIENCE_S, suspend, until
 
@@ -192,7 +192,7 @@ def test_nothing_is_left_of_a_destroyed_lab() -> None:
 
 FAILS = """
 import sys
-from evalfleet.lab import Lab, LabError
+from lab import Lab, LabError
 try:
     Lab.create(24)
 except LabError as err:
@@ -233,7 +233,7 @@ def test_nothing_is_left_of_a_lab_that_failed_half_way() -> None:
 
 
 def test_what_a_killed_creator_left_is_swept_and_live_labs_are_not(lab: Lab) -> None:
-    code = "import time; from evalfleet.lab import Lab; lab = Lab.create(2)"
+    code = "import time; from lab import Lab; lab = Lab.create(2)"
     code += "; print(lab.network_path.parent, flush=True); time.sleep(99)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as creator:
         assert creator.stdout is not None

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from evalfleet.lab import AnyLab, Lab, LabError, LoopbackLab, loopback
-from evalfleet.lab.keys import key_from_seed, new_key, public_bytes, write_private
+from lab import AnyLab, Lab, LabError, LoopbackLab, loopback
+from lab.keys import key_from_seed, new_key, public_bytes, write_private
 from tests.lab.clients import session
 from tests.waiting import PATIENCE_S, until
 
@@ -133,7 +133,7 @@ def test_what_needs_a_cable_or_a_disk_is_refused(lab: LoopbackLab) -> None:
 
 @needs_sshd
 def test_what_a_killed_creator_left_is_swept(lab: LoopbackLab) -> None:
-    code = "import time; from evalfleet.lab import LoopbackLab; lab = LoopbackLab.create(1)"
+    code = "import time; from lab import LoopbackLab; lab = LoopbackLab.create(1)"
     code += "; print(lab.hosts[0].processes()[0].pid, lab.hosts[0].home, flush=True); time.sleep(99)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as creator:
         assert creator.stdout is not None

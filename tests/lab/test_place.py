@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from evalfleet.errors import PlaceError
-from evalfleet.lab.keys import new_key
 from evalfleet.model import AttemptId, Command, Job, Machine, MachineId, Needs
-from evalfleet.places.lab.keeper_client import FOLDER
-from evalfleet.places.lab.protocol import KeeperRecord
 from evalfleet.ports import Fence
 from evalfleet.testing import ChannelContract, Harness, PlaceContract
+from lab.keeper_client import FOLDER
+from lab.keys import new_key
+from lab.protocol import KeeperRecord
 from tests.docs.pages import ROOT
 from tests.lab.clients import needs_lab
 from tests.lab.places import (
@@ -125,7 +125,7 @@ def test_two_runs_at_once_share_the_lab(bench: Bench) -> None:
 def test_what_the_page_shows_runs(bench: Bench) -> None:
     page = (ROOT / "docs/lab.md").read_text()
     commands = "".join(re.findall(r"^```sh\n(.*?)^```$", page, re.MULTILINE | re.DOTALL))
-    assert "--on lab --workers 20" in commands
+    assert "--on lab.place:LabPlace --workers 20" in commands
     shell = f'evalfleet() {{ "{sys.executable}" -m evalfleet "$@"; }}\nset -e\n{commands}'
     done = subprocess.run(
         ["bash", "-c", shell],
@@ -307,7 +307,7 @@ def test_without_root_one_line_says_what_is_missing(bench: Bench, become: list[s
     done = subprocess.run(
         [*unprivileged, sys.executable, "-m", "evalfleet", "run", "b.toml", "--on", "lab"],
         cwd=bench.folder,
-        env={**os.environ, "EVALFLEET_HOME": str(bench.home)},
+        env=bench.environ,
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,

@@ -13,7 +13,7 @@ import pytest
 from tests.desk import Process
 from tests.e2e.harness import Fleet
 from tests.lab.clients import needs_lab
-from tests.lab.places import end
+from tests.lab.places import KIND, end
 from tests.waiting import PATIENCE_S, until
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -27,6 +27,7 @@ GUEST = (
 @pytest.fixture
 def fleet(tmp_path: Path) -> Iterator[Fleet]:
     made = Fleet.at(tmp_path)
+    made.config(f'[places.lab]\nkind = "{KIND}"\n')
     assert made("pool", "create", "p", "--on", "lab", "--workers", "2").code == 0
     yield made
     for process in made.processes:

@@ -288,8 +288,7 @@ def test_unknown_benchmarks_and_places_are_refused_with_the_nearest(cwd: Path) -
     [
         (
             'door = "x"',
-            "key 'kind' is missing; "
-            "write one of azure_batch, azure_ml, azure_vm, gce, lab, local, slurm, ssh",
+            "key 'kind' is missing; write one of azure_batch, azure_ml, azure_vm, gce, local, slurm, ssh",
         ),
         ('kind = 3\ndoor = "x"', "key 'kind' must be a string"),
         (

@@ -112,6 +112,8 @@ def test_unknown_names_are_refused_with_the_nearest(shed: str) -> None:
         place_kind("shde")
     with pytest.raises(RequestError, match="benchmark 'zz' is unknown; there are command, hal, waa"):
         benchmark_kind("zz")
+    with pytest.raises(RequestError, match=r"place 'lab' is unknown; .*lab.place:LabPlace"):
+        place_kind("lab")
 
 
 def test_wrong_dotted_paths_are_refused_with_the_fix(shed: str) -> None:

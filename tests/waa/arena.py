@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from evalfleet.lab import Lab, NamespaceHost
+from lab import Lab, NamespaceHost
 from standins.waa.standin import ENGINE_ROOT, FEW, Tasks, build_docker, golden_storage, publish
 from tests.desk import Desk, Process
 from tests.planted import UNIQUE

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from evalfleet.lab import Lab
-from evalfleet.lab.host import Host
+from lab import Lab
+from lab.host import Host
 from standins.waa import standin
 from tests.waiting import PATIENCE_S, until
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from evalfleet.lab.network import GATEWAY
 from evalfleet.places.azure.blobs import BlobAccount, signature
+from lab.network import GATEWAY
 from standins.azure.blobs import ACCOUNT, KEY, BlobContainer
 from standins.azure_ml import StandIn
 from standins.cloud.hosts import Hosts

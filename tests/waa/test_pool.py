@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import pytest
 
-from evalfleet.lab import NamespaceHost
+from lab import NamespaceHost
 from standins.waa.standin import BOOTED_FILES, ENGINE_ROOT, FEW, IMAGE, STORAGE_FILES, write_iso
 from tests.lab.clients import needs_lab
 from tests.waa.arena import DATA, HANG, Arena
@@ -49,18 +49,18 @@ def shown_ready(arena: Arena) -> tuple[str | None, bool]:
 def test_prepared_looked_at_and_reset(arena: Arena) -> None:
     pool(arena, "create", "--on", "lab")
     assert "there is no Windows on it; `evalfleet pool prepare dev waa`" in pool(
-        arena, "reset", "worker-vm", code=1
+        arena, "reset", "198.18.1.1", code=1
     )
     refused = pool(arena, "prepare", "waa", "--capture", "image", code=2)
     assert refused.startswith("evalfleet: machines of lab cannot be captured as an image"), "nothing was done"
     assert "there is no Windows on it; `evalfleet pool prepare dev waa`" in pool(arena, "screenshot", code=1)
     assert pool(arena, "status", "--probe").rstrip().endswith("-         ok"), "the machine itself answers"
     assert shown_ready(arena) == (None, False)
-    assert "worker-vm is prepared for waa" in pool(arena, "prepare", "waa")
+    assert "198.18.1.1 is prepared for waa" in pool(arena, "prepare", "waa")
     assert shown_ready(arena) == ("winarena", True)
     assert "waa       ok\n" in pool(arena, "status", "--probe")
-    assert pool(arena, "screenshot", "-o", "shots") == "shots/worker-vm.png\n"
-    assert (arena.folder / "shots/worker-vm.png").read_bytes().startswith(PNG)
+    assert pool(arena, "screenshot", "-o", "shots") == "shots/198.18.1.1.png\n"
+    assert (arena.folder / "shots/198.18.1.1.png").read_bytes().startswith(PNG)
 
     host = arena.lab.hosts[0]
     host.run(["touch", f"{DATA}/storage/left-by-hand"])
@@ -68,27 +68,27 @@ def test_prepared_looked_at_and_reset(arena: Arena) -> None:
     host.run(["docker", "exec", "winarena", "touch", model])
     host.run(["python3", "-c", HANG])
     assert "Windows does not answer" in pool(arena, "status", "--probe", code=1)
-    (arena.folder / "shots/worker-vm.png").unlink()
-    assert pool(arena, "screenshot", "-o", "shots") == "shots/worker-vm.png\n", "QEMU shows it, too"
-    assert (arena.folder / "shots/worker-vm.png").read_bytes().startswith(PNG)
+    (arena.folder / "shots/198.18.1.1.png").unlink()
+    assert pool(arena, "screenshot", "-o", "shots") == "shots/198.18.1.1.png\n", "QEMU shows it, too"
+    assert (arena.folder / "shots/198.18.1.1.png").read_bytes().startswith(PNG)
 
-    said = pool(arena, "reset", "worker-vm")
-    assert said == "worker-vm: Windows is as it was installed, and answers\n"
+    said = pool(arena, "reset", "198.18.1.1")
+    assert said == "198.18.1.1: Windows is as it was installed, and answers\n"
     host.run(["docker", "exec", "winarena", "ls", model])  # no container needs to fetch it again
     assert "left-by-hand" not in str(host.run(["ls", f"{DATA}/storage"]).stdout)
 
-    assert "this would delete Windows and all else of WAA on worker-vm: say --yes" in pool(
+    assert "this would delete Windows and all else of WAA on 198.18.1.1: say --yes" in pool(
         arena, "clean", code=2
     )
-    assert pool(arena, "clean", "--yes") == "worker-vm is clean\n"
+    assert pool(arena, "clean", "--yes") == "198.18.1.1 is clean\n"
     assert shown_ready(arena) == (None, False)
     assert host.run(["ls", "-A", DATA, "/root/.evalfleet-waa"], check=False).stdout == ""
     assert host.run(["docker", "ps", "-aq"]).stdout == ""
     assert host.run(["docker", "images", "-q"]).stdout == ""
     assert host.run(["ls", f"{ENGINE_ROOT}/volumes"]).stdout == ""
     assert (arena.golden / "data.img").exists(), "golden storage that was there before stays"
-    assert pool(arena, "clean", "--yes") == "worker-vm had nothing of WAA on it\n"
-    assert "worker-vm is prepared for waa" in pool(arena, "prepare", "waa"), "it is set up anew"
+    assert pool(arena, "clean", "--yes") == "198.18.1.1 had nothing of WAA on it\n"
+    assert "198.18.1.1 is prepared for waa" in pool(arena, "prepare", "waa"), "it is set up anew"
     pool(arena, "delete", "--yes")
 
 
@@ -105,7 +105,7 @@ def test_without_a_checkout_a_prepared_machine_tells_the_list(arena: Arena) -> N
     assert "`git clone --depth 1 " in said
     assert "`evalfleet pool prepare POOL waa`" in said
 
-    assert "worker-vm is prepared for waa" in pool(arena, "prepare", "waa")
+    assert "198.18.1.1 is prepared for waa" in pool(arena, "prepare", "waa")
     ends = "what was set up on 1 of 1 machines of pool 'dev' ends in 9 days, with its licence"
     assert ends in pool(arena, "status")
     (row,) = json.loads(pool(arena, "status", "--json"))["machines"]
@@ -123,13 +123,13 @@ def test_without_a_checkout_a_prepared_machine_tells_the_list(arena: Arena) -> N
     assert "--task 'four' is not a task of the benchmark" in said
 
     shutil.rmtree(arena.home / ".waa")
-    assert "worker-vm is prepared for waa" in pool(arena, "prepare", "waa"), "nothing is set up again"
+    assert "198.18.1.1 is prepared for waa" in pool(arena, "prepare", "waa"), "nothing is set up again"
     arena.start("run", "waa", *asked, "--task", "two", "--dry-run").finish()
 
     host.run(["sh", "-c", f"rm -r {ENGINE_ROOT}/images/*/rootfs/client/evaluation_examples_windows"])
     said = pool(arena, "prepare", "waa")
-    assert "worker-vm is prepared for waa" in said, "somebody may have a checkout"
-    assert "worker-vm: it tells no list of tasks: " in said
+    assert "198.18.1.1 is prepared for waa" in said, "somebody may have a checkout"
+    assert "198.18.1.1: it tells no list of tasks: " in said
     arena.start("run", "waa", *asked, "--task", "two", "--dry-run").finish()
     pool(arena, "delete", "--yes")
 
@@ -142,20 +142,20 @@ def test_windows_is_installed_from_an_iso_that_is_sent_once(arena: Arena) -> Non
     write_iso(arena.folder / "windows.iso")
     pool(arena, "create", "--on", "lab")
     refused = pool(arena, "prepare", "waa", code=1)
-    assert "worker-vm: iso\n" in refused
+    assert "198.18.1.1: iso\n" in refused
     assert "nothing that Windows could be installed from: get the Windows 11 Enterprise Evaluation" in refused
     host = arena.lab.hosts[0]
     assert host.run(["docker", "images", "-q"]).stdout == "", "nothing was pulled in vain"
 
     said = pool(arena, "prepare", "waa", "--set", "iso=windows.iso")
     assert "iso: sent 64 of 101 MB" in said
-    assert "worker-vm is prepared for waa" in said
+    assert "198.18.1.1 is prepared for waa" in said
     assert host.run(["ls", f"{DATA}/golden"]).stdout.split() == sorted(["data.img", *STORAGE_FILES])
     assert host.run(["ls", f"{DATA}/storage"]).stdout.split() == sorted(["data.qcow2", *BOOTED_FILES])
     again = pool(arena, "prepare", "waa", "--set", "iso=windows.iso", "--set", "boot_s=59")
-    assert "worker-vm is prepared for waa" in again
+    assert "198.18.1.1 is prepared for waa" in again
     assert "sent" not in again
-    assert pool(arena, "reset", "worker-vm").endswith("Windows is as it was installed, and answers\n")
+    assert pool(arena, "reset", "198.18.1.1").endswith("Windows is as it was installed, and answers\n")
     pool(arena, "delete", "--yes")
 
 
@@ -174,8 +174,8 @@ def test_an_installation_that_fails_says_why_and_can_be_looked_at(arena: Arena) 
     prepare = arena.start("pool", "prepare", "dev", "waa")
     host = arena.lab.hosts[0]
     until(lambda: shown_in_browsers(host), "the installation can be seen")
-    assert pool(arena, "screenshot") == "worker-vm.png\n"
-    assert (arena.folder / "worker-vm.png").read_bytes().startswith(PNG)
+    assert pool(arena, "screenshot") == "198.18.1.1.png\n"
+    assert (arena.folder / "198.18.1.1.png").read_bytes().startswith(PNG)
     assert prepare.lives
     host.run(["touch", f"{DATA}/golden.new/go"])
     said = prepare.finish(1)

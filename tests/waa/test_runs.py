@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from evalfleet.events import AttemptEnded, MachineCondemned, MachinePrepared, MachineReady
-from evalfleet.lab import NamespaceHost
 from evalfleet.model import AttemptId, Broken, Cause, Scored
 from evalfleet.views.progress import Progress, read_progress
+from lab import NamespaceHost
 from tests.lab.clients import needs_lab
 from tests.waa.arena import DATA, HANG, KEY, Arena
 from tests.waiting import PATIENCE_S, until

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any, Literal, Protocol, cast, get_origin, get_type_hints
 
@@ -31,7 +31,6 @@ BUILT_IN: Mapping[Group, Mapping[str, str]] = {
         "azure_ml": "evalfleet.places.azure_ml:AzureMlPlace",
         "azure_vm": "evalfleet.places.azure:AzurePlace",
         "gce": "evalfleet.places.gce:GcePlace",
-        "lab": "evalfleet.places.lab:LabPlace",
         "local": "evalfleet.places.local:LocalPlace",
         "slurm": "evalfleet.places.slurm:SlurmPlace",
         "ssh": "evalfleet.places.ssh:SshPlace",
@@ -42,6 +41,10 @@ BUILT_IN: Mapping[Group, Mapping[str, str]] = {
         "waa": "evalfleet.benchmarks.waa.benchmark:WaaBenchmark",
     },
 }
+MOVED: Mapping[str, str] = {
+    "lab": 'it is not part of the package; from a checkout, set kind = "lab.place:LabPlace" (docs/lab.md)'
+}
+"""Places that were built in -> where they are."""
 POOL_KEYS: Mapping[str, object] = {"resource_group": ""}
 WORKER_KEYS: Mapping[str, object] = {"docker_container": None, "waa_ready": False}
 """Keys of vm_pool_registry.json that some kind gives a value, and that all files must have."""
@@ -127,6 +130,12 @@ def is_known(group: Group, name: str) -> bool:
     return name in BUILT_IN[group] or name in known(group)
 
 
+def unknown(group: Group, name: str, options: Iterable[str]) -> RequestError:
+    """Return the error for a name that is not among the options."""
+    moved = MOVED.get(name) if group == "place" else None
+    return RequestError(f"{group} {name!r} is unknown; {moved or hint(name, options)}")
+
+
 def settings_of(kind: PlaceKind | BenchmarkKind) -> tuple[Setting, ...]:
     """The keys of a plug-in, from the fields of its Settings."""
     hints = get_type_hints(kind.Settings, include_extras=True)
@@ -138,7 +147,7 @@ def _find(group: Group, name: str) -> object:
     if ":" not in target:  # all that is installed is looked through only for others' names: that takes long
         options = known(group)
         if name not in options:
-            raise RequestError(f"{group} {name!r} is unknown; {hint(name, options)}")
+            raise unknown(group, name, options)
         target = options[name]
     return _checked(group, target, _import(group, target))
 

@@ -18,7 +18,7 @@ from evalfleet.names import hint
 from evalfleet.toml_tables import check_finite, convert
 
 from .config import Config
-from .plugins import PlaceKind, benchmark_kind, is_known, known, place_kind
+from .plugins import MOVED, PlaceKind, benchmark_kind, is_known, known, place_kind, unknown
 from .values import as_text
 
 NO_BENCHMARKS = {"evalfleet.toml", "pyproject.toml"}
@@ -208,10 +208,12 @@ def _place_source(name: str, config: Config) -> PlaceSource:
     if name not in config.places:
         if ":" not in name and not is_known("place", name):
             options = {*known("place"), *config.places, *config.tiers}
-            raise RequestError(f"place {name!r} is unknown; {hint(name, options)}")
+            raise unknown("place", name, options)
         return PlaceSource(name, name, place_kind(name), {}, config.base, f"place {name!r}")
     table = dict(config.places[name])
     where = f"{config.path}: [places.{name}]"
+    if "kind" not in table and name in MOVED:
+        raise RequestError(f"{where}: place {name!r} is unknown; {MOVED[name]}")
     if "kind" not in table and not is_known("place", name):
         raise RequestError(
             f"{where}: key 'kind' is missing; write one of {', '.join(sorted(known('place')))}"

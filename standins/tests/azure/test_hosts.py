@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from evalfleet.lab import Lab, keys
+from lab import Lab, keys
 from standins.azure import Hosts, StandIn
 from tests.cloud.rest import Json, Rest, compute, network, vm_body
 from tests.waiting import PATIENCE_S, until

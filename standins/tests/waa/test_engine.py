@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from evalfleet.lab import Lab
+from lab import Lab
 from standins.waa import standin
 from tests.lab.clients import needs_lab
 from tests.waa.conftest import UP, Docker

@@ -15,12 +15,12 @@ import msgspec
 
 from evalfleet.api.runs import plan_run
 from evalfleet.journal import Store
-from evalfleet.lab import Lab, NamespaceHost
 from evalfleet.model import AttemptId, Broken, MachineId, Offer
 from evalfleet.planning.plan import HomeFacts, resolve
 from evalfleet.planning.request import RunRequest
 from evalfleet.planning.workspace import Workspace
 from evalfleet.state import AttemptState, MachineState, RunState
+from lab import Lab, NamespaceHost
 from tests.desk import Desk, FollowedRun, Process
 from tests.waiting import PATIENCE_S, slowness, until
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from evalfleet.lab import Lab
+from lab import Lab
 
 from .arena import Arena
 

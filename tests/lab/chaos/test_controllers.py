@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from evalfleet.lab.system import mount_tmpfs
 from evalfleet.model import Cause
+from lab.system import mount_tmpfs
 from tests.lab.clients import needs_lab
 
 from . import workload

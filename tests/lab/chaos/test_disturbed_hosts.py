@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from evalfleet.lab import LabError
 from evalfleet.model import Cause, Scored
+from lab import LabError
 from tests.lab.clients import needs_lab
 from tests.waiting import slowness
 

@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from evalfleet.lab import NamespaceHost
 from evalfleet.model import AttemptId, Cause, Scored
 from evalfleet.state import AttemptState
+from lab import NamespaceHost
 from tests.lab.clients import needs_lab
 from tests.waiting import slowness
 

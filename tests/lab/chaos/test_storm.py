@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from evalfleet.lab import NamespaceHost
 from evalfleet.model import Cause
+from lab import NamespaceHost
 from tests.lab.clients import needs_lab
 
 from .arena import Arena

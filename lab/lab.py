@@ -197,7 +197,7 @@ def _unfit(rootfs: Path) -> str | None:
 
 def _private() -> Sequence[Path]:
     """What of ours may lie among the system's files; all else of this machine is hidden anyway."""
-    here = Path(__file__).resolve().parents[3]
+    here = Path(__file__).resolve().parents[1]
     places = [Path.home(), Path(tempfile.gettempdir()), ROOT]
     if (here / "pyproject.toml").exists():
         places.append(here)

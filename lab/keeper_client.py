@@ -13,23 +13,25 @@ from pathlib import Path
 
 import msgspec
 
+import evalfleet
 from evalfleet.channels.supervisor.files import job_name
 from evalfleet.errors import PlaceError
-from evalfleet.lab import Lab
 from evalfleet.model import decodable
 
 from .keeper import READY, locked
+from .lab import Lab
 from .protocol import Add, KeeperAnswer, KeeperOrders, KeeperRecord, Question, Shape
 
 FOLDER = ".lab"
 ANSWER_S = 90.0
 BURIAL_S = 15.0
 STARTS = 3
-PACKAGES = Path(__file__).resolve().parents[3]
+CHECKOUT = Path(__file__).resolve().parents[1]
+PACKAGES = (CHECKOUT, Path(evalfleet.__file__).resolve().parents[1])
 
 # Nobody waits for the keeper, so that it outlives who started it. One that is killed leaves its hosts to the
 # shell, which sweeps them away.
-LAUNCH = '{ "$@" || exec "$0" -P -m evalfleet.lab --sweep >/dev/null; } &'
+LAUNCH = '{ "$@" || exec "$0" -P -m lab --sweep >/dev/null; } &'
 
 
 class KeeperClient:
@@ -99,9 +101,9 @@ class KeeperClient:
 
     def _launch(self, shape: Shape) -> None:
         errand = KeeperOrders(str(self._path("json")), str(self._path("lock")), shape)
-        python = [sys.executable, "-P", "-m", "evalfleet.places.lab"]
+        python = [sys.executable, "-P", "-m", "lab.keeper"]
         # of the environment it gets nothing: there may be secrets in it
-        environ = {"PATH": os.defpath, "LANG": "C.UTF-8", "PYTHONPATH": str(PACKAGES)}
+        environ = {"PATH": os.defpath, "LANG": "C.UTF-8", "PYTHONPATH": os.pathsep.join(map(str, PACKAGES))}
         with open(self._path("log"), "wb") as log:
             process = subprocess.Popen(
                 ["/bin/sh", "-c", LAUNCH, sys.executable, *python, msgspec.json.encode(errand).decode()],

@@ -16,13 +16,13 @@ from msgspec import Meta, Struct
 from evalfleet.channels.samples import Samples
 from evalfleet.channels.ssh.target import Access, HostDown, HostLost, HostRefused, Target, openssh
 from evalfleet.errors import MachineUnavailable, NoSuchMachine, PlaceError, RequestError
-from evalfleet.lab import Lab
-from evalfleet.lab.network import Network
 from evalfleet.model import Machine, MachineId, Needs, Offer
 from evalfleet.ports import Belonging, Channel, Dialled, Fence, PlaceContext
 from evalfleet.version import install_command
 
 from .keeper_client import KeeperClient
+from .lab import Lab
+from .network import Network
 from .protocol import Add, End, ExtendExpiry, KeeperAnswer, KeeperRecord, List, Remove, Shape, Taken
 
 if TYPE_CHECKING:

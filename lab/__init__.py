@@ -3,7 +3,7 @@
     with Lab.create(20) as lab:            # needs root, iproute2 and openssh-server
         lab.hosts[3].power_off()
 
-`LoopbackLab` needs no root and can do less. `python -m evalfleet.lab 50` shows what hosts cost.
+`LoopbackLab` needs no root and can do less. `python -m lab 50` shows what hosts cost.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m evalfleet.lab N`: make N hosts, log in to each, destroy them, and say what that cost."""
+"""`python -m lab N`: make N hosts, log in to each, destroy them, and say what that cost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from . import Lab, LabError
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m evalfleet.lab", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m lab", description=__doc__)
     parser.add_argument("hosts", type=int, nargs="?", default=20, metavar="N")
     parser.add_argument("--keep", action="store_true", help="wait for Enter before destroying them")
     parser.add_argument("--sweep", action="store_true", help="only remove what dead processes' labs left")

@@ -1,5 +1,7 @@
 """The keeper of a lab: a process that outlives controllers, and ends with the lab when nobody needs it.
 
+The place starts it as `python -m lab.keeper ORDERS`.
+
 A lab lives as long as the process that made it. So a keeper makes it, and adds and removes hosts for the
 controllers of one home, until no machine is left, whether deleted or expired.
 """
@@ -23,9 +25,11 @@ from typing import ParamSpec, TypeVar
 import msgspec
 
 from evalfleet.files import replace
-from evalfleet.lab import HostLimits, Lab, LabError, NamespaceHost
 from evalfleet.model import decodable
 
+from .cgroups import HostLimits
+from .hosts import NamespaceHost
+from .lab import Lab
 from .protocol import (
     Add,
     End,
@@ -41,6 +45,7 @@ from .protocol import (
     Shape,
     Taken,
 )
+from .system import LabError
 
 READY = "ready"
 IDLE_S = 5.0
@@ -343,3 +348,8 @@ class Tenants:
             return call(*args, **kwargs)
 
         return await asyncio.get_running_loop().run_in_executor(self._hand, run)
+
+
+if __name__ == "__main__":
+    logging.basicConfig(format="%(asctime)s %(message)s")
+    sys.exit(main(msgspec.json.decode(sys.argv[1], type=decodable(KeeperOrders))))
