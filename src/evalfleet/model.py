@@ -721,6 +721,8 @@ StopReason = Literal["user", "budget", "time", "refused", "store"]
 RunStatus = Literal["running", "done", "stopped", "failed"]
 
 
+BORROWED = "pool"
+"""The size of machines that a run borrowed from a pool, in its own journal."""
 IMPORTED = "imported"
 """The place of runs that another program made: they have ended, and cannot be taken up."""
 

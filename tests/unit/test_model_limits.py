@@ -11,8 +11,8 @@ from msgspec import structs
 
 from evalfleet.events import AttemptEnded, AttemptStarted
 from evalfleet.model import SECOND, Metered, Metering, Micros, ModelApi, Scored
-from evalfleet.planning.history import known_attempt_usd
 from evalfleet.planning.models import listed_prices
+from evalfleet.planning.past import past_of
 from evalfleet.policy.allowances import at_once, first_allowance
 from tests.unit.runs import Run
 
@@ -88,12 +88,12 @@ def leave(home: Path, run: str, usd: list[float], model: str = "m") -> None:
 
 
 def test_the_first_allowance_is_what_most_attempts_of_earlier_runs_needed(tmp_path: Path) -> None:
-    assert known_attempt_usd(tmp_path, "b", "m") is None
+    assert past_of(tmp_path, "b").attempt_usd("m") is None
     leave(tmp_path, "one", [0.2, 0.4, 0.6, 0.8])
-    assert known_attempt_usd(tmp_path, "b", "m") is None
+    assert past_of(tmp_path, "b").attempt_usd("m") is None
     leave(tmp_path, "two", [1.0 + n for n in range(17)])
-    assert known_attempt_usd(tmp_path, "b", "m") == pytest.approx(8.0)  # of two attempts each
-    assert known_attempt_usd(tmp_path, "b", "other") is None
+    assert past_of(tmp_path, "b").attempt_usd("m") == pytest.approx(8.0)  # of two attempts each
+    assert past_of(tmp_path, "b").attempt_usd("other") is None
     run = metered(4, workers=2, attempt_usd=8.0)
     run.state.limits = structs.replace(run.state.limits, budget_usd=100.0)
     allowance = first_allowance(run.state)

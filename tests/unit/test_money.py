@@ -6,14 +6,12 @@ import pytest
 from msgspec import structs
 
 from evalfleet.events import MachineCondemned, MachineDeleted, MachineRequested, StopRequested
-from evalfleet.model import SECOND, Cause, Limits, MachineId, Plan, after, seconds_between
+from evalfleet.model import SECOND, Cause, MachineId, after, seconds_between
 from evalfleet.named_pools import changes
-from evalfleet.sim.montecarlo import draw_run
 from evalfleet.views.stats import hourly_usd, machine_end
 
-from .runs import PRICED, Run, of, requested, tasks_of
+from .runs import PRICED, Run, of, requested
 from .test_policy_pool import LIFE_S, a_ready_pool
-from .test_policy_rate import Steady
 
 HALF = structs.replace(PRICED, usd_per_hour=3600.0, idle_usd_per_hour=360.0)
 """A dollar a second, of which ten cents are the disk's and the address's."""
@@ -69,13 +67,6 @@ def test_a_budget_below_what_is_billed_at_least_buys_no_machine() -> None:
     assert not of(MachineRequested, run.turn())
     run = Run(1, [MINUTE], workers=1, budget_usd=61.0)
     assert of(MachineRequested, run.turn())
-
-
-def test_a_planned_run_counts_what_is_billed_at_least() -> None:
-    tasks, fate = tasks_of(1), Steady(task_s=5.0, machine_s=10.0)
-    plan = Plan("r", "b", ("cloud",), limits=Limits(workers=1))
-    assert draw_run(plan, tasks, [MINUTE], fate).machines_usd == pytest.approx(60.0)
-    assert draw_run(plan, tasks, [structs.replace(MINUTE, least_billed_s=0.0)], fate).machines_usd < 20.0
 
 
 def test_a_stopped_machine_that_is_deleted_has_cost_its_disk_until_then() -> None:

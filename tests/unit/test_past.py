@@ -5,9 +5,14 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from evalfleet.planning.history import known_durations, known_machine_s
+from evalfleet.model import Offer, Plan, Task, TaskId
+from evalfleet.planning.forecast import chances_of
+from evalfleet.planning.past import past_of
+
+VM = Offer("azure", "D4")
 
 
 def leave(home: Path, run: str, age_s: int, ready: list[int | None], benchmark: str = "b", **of: Any) -> None:
@@ -30,7 +35,9 @@ def leave(home: Path, run: str, age_s: int, ready: list[int | None], benchmark: 
 
 
 def known(home: Path) -> float | None:
-    return known_machine_s(home, "b", ("azure",), "pool")
+    chances = chances_of(past_of(home, "b"), Plan("r", "b"), [Task(TaskId("t"))], [VM], {})
+    seconds = [second for run in chances.machines[VM.key] for second in run]
+    return median(seconds) if chances.known_machines else None
 
 
 def test_the_middle_of_what_machines_took(tmp_path: Path) -> None:
@@ -53,4 +60,4 @@ def test_only_the_latest_runs_count(tmp_path: Path) -> None:
     for age in range(1, 8):
         leave(tmp_path, f"r{age}", age, [20 if age <= 5 else 1])
     assert known(tmp_path) == 20 * 60
-    assert known_durations(tmp_path, "b") == {"t": 1.0}
+    assert past_of(tmp_path, "b").durations() == {"t": 1.0}

@@ -21,7 +21,6 @@ from evalfleet.policy.pace import MINUTE_S, workers
 from evalfleet.sim.checks import violations
 from evalfleet.sim.journal import SimJournal, SimStore
 from evalfleet.sim.loop import SimComputer, SimLoop
-from evalfleet.sim.montecarlo import draw_run
 from evalfleet.sim.places import SimVms
 from evalfleet.sim.scenario import OFFERS, Scenario, SimBenchmark
 from evalfleet.sim.simulate import SIM_TEMPO, simulate
@@ -83,37 +82,6 @@ def test_by_a_deadline_more_are_asked_for_if_they_come_one_after_another() -> No
         workers(run.state, run.now, [structs.replace(SLOW, creates_a_minute=most)]) for most in (None, 3, 1)
     ]
     assert numbers == sorted(set(numbers)), "the slower they come, the more of them are needed"
-
-
-class Steady:
-    """Each task takes ten minutes, and a machine one, unless it is said otherwise."""
-
-    def __init__(self, task_s: float = 600.0, machine_s: float = 60.0) -> None:
-        self._task_s, self._machine_s = task_s, machine_s
-
-    def task_s(self, task: Task, offer: Offer) -> float:
-        return self._task_s
-
-    def machine_s(self, offer: Offer) -> float:
-        return self._machine_s
-
-    def queue_s(self, offer: Offer) -> float:
-        return 0.0
-
-    def evicted_s(self, offer: Offer) -> float:
-        return float("inf")
-
-    def breaks(self) -> bool:
-        return False
-
-
-def test_a_planned_run_counts_the_limit() -> None:
-    tasks = [Task(TaskId(f"t_{n}"), "t", timeout_s=1200.0) for n in range(30)]
-    plan = Plan("r", "b", ("cloud",), limits=Limits(workers=30))
-    drawn = draw_run(plan, tasks, [SLOW], Steady())
-    at_once = draw_run(plan, tasks, [structs.replace(SLOW, creates_a_minute=None)], Steady())
-    assert at_once.seconds < 700
-    assert drawn.seconds == 9 * MINUTE_S + 60 + 600, "the last of 30 is asked for in the tenth minute"
 
 
 def test_the_simulated_cloud_never_has_to_refuse() -> None:

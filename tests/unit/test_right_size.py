@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from evalfleet.api.right_size import DomainLoad, domain_loads, needs_of_domain
 from evalfleet.benchmarks.waa.benchmark import WaaBenchmark
 from evalfleet.channels.samples import Load, Samples
 from evalfleet.model import SECOND, Needs, Offer, Task, TaskId
+from evalfleet.planning.past import DomainLoad, domain_loads
+from evalfleet.planning.right_size import needs_of_domain
 
 from .runs import Run
 

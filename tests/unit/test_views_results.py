@@ -80,6 +80,7 @@ def test_the_keys_are_those_of_the_contract(mixed: Results) -> None:
     more = {
         "status",
         "limit_seconds",
+        "machine_seconds",
         "machine_usd",
         "model_usd",
         "broken_attempts",

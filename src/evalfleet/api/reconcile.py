@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from evalfleet.errors import JournalForeign, RequestError
-from evalfleet.model import SECOND, Micros, Offer, seconds_between
-from evalfleet.named_pools.pool_places import SIZE as BORROWED
+from evalfleet.model import BORROWED, SECOND, Micros, Offer, seconds_between
 from evalfleet.planning.config import CostSettings
 from evalfleet.planning.workspace import Workspace
 from evalfleet.state import MachineState, RunState

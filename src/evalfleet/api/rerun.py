@@ -12,7 +12,7 @@ from evalfleet.errors import RequestError
 from evalfleet.model import IMPORTED, Plan, Provenance, Task
 from evalfleet.named_pools import read_pool
 from evalfleet.names import check_run_name, default_run_name
-from evalfleet.planning.history import known_durations
+from evalfleet.planning.past import past_of
 from evalfleet.planning.plan import Resolved, free_name, kept_pool, weigh
 from evalfleet.planning.plan_parts import check_files
 from evalfleet.planning.provenance import tasks_digest, versions
@@ -73,7 +73,7 @@ def resolve_rerun(
     secrets, environ = workspace.secrets(plan, env_file)
     return Resolved(
         plan=plan,
-        tasks=weigh(chosen, known_durations(workspace.home, plan.benchmark)),
+        tasks=weigh(chosen, past_of(workspace.home, plan.benchmark).durations()),
         home=workspace.home,
         warnings=(),
         secrets=secrets,

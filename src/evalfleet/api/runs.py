@@ -33,10 +33,11 @@ from evalfleet.mirror import Mirror, StoreAway
 from evalfleet.model import Notify
 from evalfleet.named_pools import read_pool
 from evalfleet.names import folder_of
-from evalfleet.planning.history import known_durations
+from evalfleet.planning.past import loads_of, past_of
 from evalfleet.planning.plan import HomeFacts, LentPool, Resolved, free_name, resolve
 from evalfleet.planning.plan_parts import KEPT_FILES, keep_files, vetted
 from evalfleet.planning.request import RunRequest
+from evalfleet.planning.right_size import right_sized
 from evalfleet.planning.workspace import Workspace
 from evalfleet.state import RunState
 from evalfleet.views import notify
@@ -84,10 +85,21 @@ def resolve_request(
         earlier=functools.partial(_earlier_tasks, workspace),
     )
     if resolved.right_size and not only_setup:
-        from .right_size import right_sized
-
-        resolved = right_sized(workspace, resolved)
+        resolved = _right_sized(workspace, resolved)
     return resolved if resolved.cap_usd is None else within_cap(workspace, resolved, resolved.cap_usd)
+
+
+def _right_sized(workspace: Workspace, resolved: Resolved) -> Resolved:
+    if resolved.borrowed:
+        raise RequestError("--right-size: the machines of a pool have the size they have: leave it out")
+    plan = resolved.plan
+    loads = loads_of(workspace.records_if_any(), past_of(workspace.home, plan.benchmark))
+    needs, tasks = right_sized(plan, resolved.tasks, loads)
+    if needs is not None:
+        return replace(resolved, plan=msgspec.structs.replace(plan, needs=needs), tasks=tasks)
+    why = "earlier runs tell nothing else" if loads else "no earlier run here told what its tasks used"
+    warning = f"--right-size: machines are as {plan.benchmark} says, {why}"
+    return replace(resolved, warnings=(*resolved.warnings, warning))
 
 
 def _earlier_tasks(workspace: Workspace, name: str, only: Sequence[str]) -> list[str]:
@@ -109,7 +121,7 @@ def _facts(workspace: Workspace, dry: bool) -> HomeFacts:
     if store is None:
         return HomeFacts()
     taken = {info.name for info in store.streams()}
-    return HomeFacts(store.home_id, taken, functools.partial(known_durations, workspace.home))
+    return HomeFacts(store.home_id, taken, lambda benchmark: past_of(workspace.home, benchmark).durations())
 
 
 def _lent(workspace: Workspace, request: RunRequest, dry: bool) -> LentPool | None:

@@ -17,9 +17,9 @@ from evalfleet.planning.flags import flags
 from .run import add_flag, request_of, words_of
 
 if TYPE_CHECKING:
+    from evalfleet.planning.forecast import Forecast
     from evalfleet.planning.plan import Resolved
     from evalfleet.planning.workspace import Workspace
-    from evalfleet.sim.forecast import Forecast
 
 NOT_PLANNED = ("keep", "name", "max_duration")
 """Flags of `run` that change nothing that is planned."""
@@ -54,26 +54,28 @@ async def plan(args: argparse.Namespace) -> int:
     what earlier runs here took. Nine of ten simulated runs are within the ranges. With --deadline or --budget
     one of them is chosen, and the command that runs it is printed. Nothing is started.
     """
-    from evalfleet.api import plan_table, planner
+    from evalfleet.api import survey
+    from evalfleet.planning.forecast import DRAWS, chosen
     from evalfleet.planning.values import parse_count, parse_duration, parse_usd
     from evalfleet.planning.workspace import Workspace
-    from evalfleet.sim.forecast import DRAWS
+
+    from . import plan_table
 
     workspace = Workspace.here()
     deadline_s = None if args.deadline is None else parse_duration(args.deadline, "--deadline")
     budget_usd = None if args.budget is None else parse_usd(args.budget, "--budget")
     draws = DRAWS if args.draws is None else parse_count(args.draws, "--draws", 20, 10_000)
-    counts = _counts(args.workers) or planner.WORKERS
+    counts = _counts(args.workers) or survey.WORKERS
     args.workers = None
     for option in NOT_PLANNED:
         setattr(args, option, None)
     resolved, others = _resolved(workspace, args)
     for warning in resolved.warnings:
         print(f"evalfleet: note: {warning}", file=sys.stderr)
-    found = await planner.outlook(workspace, resolved, others, counts, draws)
+    found = await survey.outlook(workspace, resolved, others, counts, draws)
     promised = deadline_s is not None or budget_usd is not None
-    best = planner.chosen(found.forecasts, deadline_s, budget_usd) if promised else None
-    notes = [] if best is None else await planner.doubts(workspace, resolved, best.option.workers)
+    best = chosen(found.forecasts, deadline_s, budget_usd) if promised else None
+    notes = [] if best is None else await survey.doubts(workspace, resolved, best.option.workers)
     command = None if best is None else _command(args, resolved, best)
     if args.json:
         print(json.dumps(plan_table.document(resolved, found, best, command, notes)))
@@ -127,7 +129,7 @@ def _resolved(workspace: Workspace, args: argparse.Namespace) -> tuple[Resolved,
 
 def _command(args: argparse.Namespace, resolved: Resolved, best: Forecast) -> str:
     """What to paste: the request as it was given, with what was chosen."""
-    from evalfleet.api.planner import size_setting
+    from evalfleet.api.survey import size_setting
 
     option = best.option
     given = argparse.Namespace(**vars(args))

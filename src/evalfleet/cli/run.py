@@ -162,18 +162,20 @@ def start_run(workspace: Workspace, resolved: Resolved, args: argparse.Namespace
 async def _agreed_on(workspace: Workspace, resolved: Resolved, args: argparse.Namespace) -> Resolved | None:
     """Tell what is doubtful, and ask, if it may cost much. None: somebody said no."""
     from evalfleet.api import runs
-    from evalfleet.api.estimate import describe, estimate, forewarned
-    from evalfleet.api.planner import late_line
+    from evalfleet.api.survey import estimated, forewarned, late_line, survey
+
+    from .dry_run import describe
 
     resolved = await runs.vet(resolved, dry=args.dry_run)
     for warning in resolved.warnings:
         note(warning)
-    expected = await estimate(workspace, resolved)
-    if late := late_line(workspace, resolved, expected.offers):
+    seen = await survey(workspace, resolved)
+    expected = estimated(resolved, seen)
+    if late := late_line(resolved, seen):
         note(late)
         resolved = replace(resolved, warnings=(*resolved.warnings, late))
     if args.dry_run:
-        print(describe(resolved, expected, as_json=args.json))
+        print(describe(resolved, seen, expected, as_json=args.json))
         return resolved
     for warning in await forewarned(workspace, resolved, expected):
         note(warning)

@@ -16,6 +16,7 @@ from evalfleet.errors import ChannelError, LeaseLost, PlaceError, RequestError, 
 from evalfleet.journal import Hold, Holds
 from evalfleet.journal.holds import EPOCHS
 from evalfleet.model import (
+    BORROWED,
     AttemptId,
     Bundle,
     Collected,
@@ -51,7 +52,6 @@ CLEAR_S = 20.0
 AVOID_S = 30.0
 LOOK_S = 0.3
 COMING = ("requested", "queued", "allocated", "up")
-SIZE = "pool"
 
 log = logging.getLogger(__name__)
 
@@ -151,7 +151,7 @@ class LentPlace:
         pool = self._pool()
         offers = [machine.offer for machine in self._own(pool)] or await self._place.offers(needs)
         many = max(len(pool.machines), pool.state.limits.workers)
-        lent = {"size": SIZE, "capacity": many, "lent": True, "settle_s": 0.0}
+        lent = {"size": BORROWED, "capacity": many, "lent": True, "settle_s": 0.0}
         # the pool's machines are the pool's to mend, its spot machines' places are its own affair, and it
         # pays what they cost when no run has them
         free = {"idle_usd_per_hour": 0.0, "sweep_s": 0.0, "linger_s": 0.0}

@@ -34,7 +34,7 @@ from evalfleet.model import (
     decodable,
 )
 from evalfleet.names import check_run_name, default_run_name, hint
-from evalfleet.schedules import is_dealt
+from evalfleet.schedules import is_static
 
 from .config import (
     Config,
@@ -46,8 +46,8 @@ from .config import (
     notify_of,
     readable_by_others,
 )
-from .history import known_attempt_usd, known_call_usd
 from .models import ModelBounds, check_bounds, metering_of, unmetered_keys
+from .past import past_of
 from .plan_limits import canary_of, limit_doubts, limits_of, verdict_of
 from .plan_parts import (
     BenchmarkOrigin,
@@ -243,14 +243,15 @@ def _with_usual_cost(plan: Plan, home: Path) -> tuple[Plan, list[str]]:
     budget, task_budget = plan.limits.budget_usd, plan.limits.task_budget_usd
     if plan.metering is None or budget is None:
         return plan, []
-    call_usd = known_call_usd(home, plan.benchmark, plan.model) or 0.0
+    past = past_of(home, plan.benchmark)
+    call_usd = past.call_usd(plan.model) or 0.0
     for flag, usd in (("--budget", budget), ("--task-budget", task_budget)):
         if usd is not None and usd < call_usd:
             raise RequestError(
                 f"{flag} {usd:g} pays no call of a model: one has cost ${call_usd:.2g} on average in earlier "
                 f"runs of {plan.benchmark}; give more"
             )
-    usual_usd = known_attempt_usd(home, plan.benchmark, plan.model) or None
+    usual_usd = past.attempt_usd(plan.model) or None
     doubts: list[str] = []
     if usual_usd is not None and budget < usual_usd:
         seen = f"attempts at {plan.benchmark} have cost up to ${usual_usd:.2g} in earlier runs"
@@ -464,7 +465,7 @@ def _plan(
 def with_needs(spec: Mapping[str, Any], tasks: Sequence[Task], schedule: ScheduleName) -> Mapping[str, Any]:
     """The benchmark's spec. Under a static schedule each machine does for every task, as any may get any."""
     own = [task.needs for task in tasks if task.needs is not None]
-    if not own or not is_dealt(schedule):
+    if not own or not is_static(schedule):
         return spec
     needs = functools.reduce(Needs.joined, own, msgspec.convert(spec.get("needs", {}), decodable(Needs)))
     return {**spec, "needs": needs}

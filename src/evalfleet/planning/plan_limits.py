@@ -14,7 +14,7 @@ from evalfleet.model import (
     Task,
     Verdict,
 )
-from evalfleet.schedules import is_dealt
+from evalfleet.schedules import is_static
 
 from .request import (
     Flags,
@@ -57,7 +57,7 @@ def _workers(flags: Flags, places: Sequence[PlaceSource], tasks: int) -> int:
         return flags.workers or listed or 1
     if flags.deadline is None and flags.budget is None:
         raise RequestError("--workers auto needs something to choose by: a --deadline, a --budget or both")
-    if is_dealt(flags.schedule):
+    if is_static(flags.schedule):
         raise RequestError(
             f"--workers auto: --schedule {flags.schedule} must know how many workers there are"
         )

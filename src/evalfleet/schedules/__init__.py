@@ -6,7 +6,7 @@ is free takes the task of the lowest rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from evalfleet.model import ScheduleName, Task
@@ -33,6 +33,16 @@ SCHEDULES: Mapping[ScheduleName, Schedule] = {
 """By name. `dynamic` is the default, and is called so in journals of all versions."""
 
 
-def is_dealt(schedule: ScheduleName) -> bool:
+def is_static(schedule: ScheduleName) -> bool:
     """Has each worker its own tasks from the start?"""
     return SCHEDULES[schedule].lane is not None
+
+
+def orders(schedule: ScheduleName, tasks: Sequence[Task], machines: int) -> list[list[int]]:
+    """Return the order in which each machine takes the tasks, as indices; a single one that all share, if
+    whoever is free takes the next task."""
+    rank, lane = SCHEDULES[schedule]
+    lanes: list[list[int]] = [[] for _ in range(1 if lane is None else max(1, machines))]
+    for index in sorted(range(len(tasks)), key=lambda index: rank(tasks[index])):
+        lanes[0 if lane is None else lane(index, len(tasks), len(lanes))].append(index)
+    return lanes

@@ -33,7 +33,7 @@ from evalfleet.model import (
     TaskId,
     after,
 )
-from evalfleet.schedules import is_dealt
+from evalfleet.schedules import is_static
 
 TaskStatus = Literal["waiting", "running", "answered", "scored", "broken", "held"]
 MachinePhase = Literal[
@@ -397,7 +397,7 @@ class RunState(Struct, eq=False):
     @property
     def dealt(self) -> bool:
         """Has each worker its own tasks, by a static schedule?"""
-        return len(self.fresh) > 1 and is_dealt(self.plan.schedule)
+        return len(self.fresh) > 1 and is_static(self.plan.schedule)
 
     def kind(self, task: Task) -> Needs | None:
         """What the task needs of its own, if machines are chosen by that."""

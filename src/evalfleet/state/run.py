@@ -9,7 +9,7 @@ from msgspec import structs
 
 from evalfleet import events as ev
 from evalfleet.model import Limits, Micros, ScheduleName, Task, TaskId
-from evalfleet.schedules import SCHEDULES, is_dealt
+from evalfleet.schedules import SCHEDULES, is_static
 
 from .circuits import close_all
 from .nouns import QueueEntry, RunState, TaskState, TaskStatus
@@ -66,7 +66,7 @@ def trim_fresh(state: RunState, heap: list[QueueEntry]) -> None:
 def run_planned(state: RunState, at: Micros, event: ev.RunPlanned) -> None:
     state.plan, state.total = event.plan, event.total
     state.planned_at = state.started_at = at
-    lanes = max(1, event.plan.limits.workers) if is_dealt(event.plan.schedule) else 1
+    lanes = max(1, event.plan.limits.workers) if is_static(event.plan.schedule) else 1
     state.fresh = [[] for _ in range(lanes)]
     set_limits(state, event.plan.limits)
 
@@ -129,7 +129,7 @@ def tasks_planned(state: RunState, at: Micros, event: ev.TasksPlanned) -> None:
 
 
 def _lane(state: RunState, task: Task, index: int) -> int:
-    if is_dealt(state.plan.schedule):
+    if is_static(state.plan.schedule):
         return lane_of(state.plan.schedule, index, state.total, len(state.fresh))
     if task.needs not in state.kinds:
         state.kinds[task.needs] = len(state.fresh)

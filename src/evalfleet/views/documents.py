@@ -207,6 +207,7 @@ class TaskFacts(OutcomeDetails):
     tags: list[str]
     task_metadata: Annotated[dict[str, Any], Meta(description="what the benchmark's file keeps with it")]
     duration_seconds: float | None
+    machine_seconds: Annotated[float | None, Meta(description="how long its machine was taken by it")]
     broken_attempts: Annotated[dict[str, int], Meta(description="cause -> how many attempts it broke")]
     machine_usd: Annotated[float | None, Meta(description="its share of machines, all attempts together")]
     model_usd: Annotated[float | None, Meta(description="metered model calls, all attempts together")]

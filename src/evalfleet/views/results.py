@@ -394,6 +394,7 @@ def _task(state: RunState, known: TaskState, run: str, now: Micros) -> TaskResul
         "domain": known.task.domain,
         **_verdict(known.outcome, _answer(attempt)),
         "duration_seconds": attempt_seconds(attempt),
+        "machine_seconds": _machine_seconds(attempt),
         "attempts": len(known.attempts),
         "broken_attempts": _broken_attempts(attempts),
         "machine_usd": _rounded(sum([attempt_usd(state, each, now) for each in attempts])),
@@ -464,6 +465,13 @@ def attempt_seconds(attempt: AttemptState | None) -> float | None:
         return None
     measured = attempt.seconds or seconds_between(attempt.started_at, attempt.ended_at)
     return _rounded(measured)
+
+
+def _machine_seconds(attempt: AttemptState | None) -> float | None:
+    """Return how long an attempt took its machine, with all that came before and after its task."""
+    if attempt is None or attempt.ended_at is None:
+        return None
+    return _rounded(seconds_between(attempt.started_at, attempt.ended_at))
 
 
 def task_detail(state: RunState, task: TaskId) -> TaskDetail:

@@ -18,7 +18,7 @@ from evalfleet.model import (
     TaskId,
     seconds_between,
 )
-from evalfleet.schedules import is_dealt
+from evalfleet.schedules import is_static
 from evalfleet.state import AttemptState, MachineState, RunState, TaskState
 
 from .format import usd, whole_duration
@@ -369,6 +369,6 @@ def current_task(state: RunState, machine: MachineId) -> TaskId | None:
 
 def lane_share(schedule: ScheduleName, lane: int, total: int, lanes: int) -> int:
     """How many tasks a static schedule gives to a lane: the inverse of state.lane_of, without a loop."""
-    if lane >= lanes or not is_dealt(schedule):
+    if lane >= lanes or not is_static(schedule):
         return 0
     return total // lanes + (lane < total % lanes)  # dealt out or in slices: the first ones have one more

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from evalfleet.planning.plan import Resolved
-from evalfleet.sim.chances import GUESSED_SHARE, Basis, Chances
-from evalfleet.sim.forecast import Forecast, Option, Range
+from evalfleet.planning.forecast import GUESSED_SHARE, Basis, Chances, Forecast, Option, Range
 from evalfleet.views.format import plural, table, usd, whole_duration
 
-from .planner import Outlook
-
 if TYPE_CHECKING:
+    from evalfleet.api.survey import Outlook
+    from evalfleet.planning.plan import Resolved
     from evalfleet.views.fleet_documents import ForecastDocument, OptionDocument, RangeDocument
 
 BASES: Mapping[Basis, str] = {
@@ -127,7 +125,7 @@ def span(low: str, high: str) -> str:
 
 def out_of_reach(found: Outlook, deadline_s: float | None, budget_usd: float | None) -> str:
     """Why nothing was chosen, and what to do."""
-    possible = [each for each in found.forecasts if each.option.can_be_had]
+    possible = [each for each in found.forecasts if each.option.available]
     if not possible:
         most = max(each.option.quota or 0 for each in found.forecasts)
         return f"the quota lasts for {plural(most, 'machine')}; ask for more, or look at fewer --workers"
