@@ -171,6 +171,12 @@ def test_what_no_run_records_is_not_imported_and_leaves_nothing(ran: Fleet, tmp_
     refused("its events.jsonl unpacks to", *with_events(b"\n" * 100_000_000))
     long = member("files/x", b"0" * 100_000_000, tarfile.XHDTYPE)
     refused("a header of 100000256 bytes", *with_events(events), long)
+    nested = b'{"at":1,"event":' + b"[" * 100_000 + b"]" * 100_000 + b"}\n"
+    refused("is no run that evalfleet exported", *with_events(nested))
+    pax = member("files/x", b"20 path=files/a\0b.c\n", tarfile.XHDTYPE)
+    refused("embedded null byte", *with_events(events), pax, member("files/x", b"1"))
+    names_of_names = [member("././@LongLink", b"files/x\0", tarfile.GNUTYPE_LONGNAME)] * 3000
+    refused("is no run that evalfleet exported", *with_events(events), *names_of_names)
     # a file of ten terabytes, of which none is there
     for made, content in with_events(events):
         (tmp_path / made.name).parent.mkdir(parents=True, exist_ok=True)

@@ -131,9 +131,10 @@ def import_run(workspace: Workspace, path: Path, *, name: str | None = None) -> 
         tarfile.TarError,
         EOFError,
         OSError,
+        RecursionError,
+        ValueError,
         zlib.error,
         msgspec.MsgspecError,
-        UnicodeError,
         JournalForeign,
     ) as err:
         why = clean(str(err), 200)

@@ -182,7 +182,7 @@ class JournalSequence:
     def _checked(self, number: int, content: bytes) -> JournalObject:
         try:
             found = decoded(content)
-        except (msgspec.MsgspecError, ValueError) as err:
+        except (msgspec.MsgspecError, RecursionError, ValueError) as err:
             raise self._damaged(number, f"is no part of a journal ({err})") from err
         if found.header.format > FORMAT:
             raise JournalForeign(f"{self.where} was written by a newer evalfleet: upgrade evalfleet")
