@@ -89,6 +89,11 @@ def test_a_run_is_carried_to_another_home(ran: Fleet, tmp_path: Path) -> None:
     ran("import", "r.tgz").refused("the name 'r' is taken")
     assert ran("import", "r.tgz", "--name", "copy").code == 0
     assert [run["run"] for run in ran("ls", "--json").json] == ["r", "copy"]
+    ran.bench([task("bad", "exit 1")])
+    ran.run("--name", "q", "--attempts", "1")
+    assert "evalfleet resume q --only broken" in ran("show", "q").out
+    assert ran("export", "q", "-o", "q.tgz").code == 0
+    assert "evalfleet resume" not in ran("import", "q.tgz", env=elsewhere).out, "it would be refused"
     ran("import", "nothing.tgz").refused("nothing.tgz is no file")
     ran("import", "b.toml").refused("b.toml is no run that evalfleet exported")
 

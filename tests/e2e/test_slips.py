@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import re
 import shutil
 import subprocess
@@ -59,6 +61,23 @@ def test_what_the_terminal_cannot_print_is_escaped(fleet: Fleet) -> None:
     shown = fleet("show", "r", env={"PYTHONIOENCODING": "latin-1"})
     assert "a_\\u2603" in shown.out
     assert "Traceback" not in shown.err
+
+
+def test_tables_fit_a_terminal_of_80_columns(fleet: Fleet) -> None:
+    fleet.bench([task("a" * 50), task("b", "echo " + "x" * 90 + "; exit 1")], name="of_a_long_name")
+    fleet.run("--name", "r" * 20, "--attempts", "1")
+    for words in ("ls", "show"):
+        command = (sys.executable, "-m", "evalfleet", words)
+        environ = {**fleet.environ, "COLUMNS": "80"}
+        master, slave = pty.openpty()
+        subprocess.run(command, cwd=fleet.folder, env=environ, stdout=slave, timeout=PATIENCE_S, check=True)
+        os.close(slave)
+        lines = os.read(master, 1 << 16).decode().replace("\r", "").splitlines()
+        os.close(master)
+        start = next(n for n, line in enumerate(lines) if line.startswith(("run ", "task ")))
+        assert len(lines) > start + 1
+        lines = [re.sub(r"\x1b\[\d*m", "", line) for line in lines]
+        assert max(map(len, lines[start:])) <= 80, lines
 
 
 def test_a_flag_given_twice_is_refused(fleet: Fleet) -> None:

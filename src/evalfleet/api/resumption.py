@@ -21,7 +21,7 @@ from evalfleet.events import (
     StopRequested,
     TasksReopened,
 )
-from evalfleet.journal import Holder, Store
+from evalfleet.journal import Holder
 from evalfleet.mirror import (
     Mirror,
     MirroredJournal,
@@ -89,8 +89,7 @@ def resume_order(
         raise RequestError(
             f"run {found.name!r} was imported, and cannot be taken up: start a run of its tasks"
         )
-    here = Store.open(found.home, create=False, read_only=True).home_id
-    if state.plan.home and state.plan.home != here and not state.plan.store:
+    if found.is_of_another_home:
         raise RequestError(
             f"run {found.name!r} was made in another home, where its machines are: take it up there"
         )

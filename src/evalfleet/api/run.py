@@ -101,6 +101,13 @@ class Run:
         return folder_of(self.home, self.name)
 
     @property
+    def is_of_another_home(self) -> bool:
+        """Return True if the run can be resumed only in the home that made it, where its machines are."""
+        plan = self.state().plan
+        here = Store.open(self.home, create=False, read_only=True).home_id
+        return bool(plan.home) and plan.home != here and not plan.store
+
+    @property
     def status(self) -> RunStatus:
         return self.state().status
 

@@ -47,7 +47,7 @@ def ls(args: argparse.Namespace) -> int:
         print(msgspec.json.encode(runs).decode())
     elif runs:
         style = _style if has_colours() else None
-        print(table(_HEADER, [_cells(run) for run in runs], style=style))
+        print(table(_HEADER, [_cells(run) for run in runs], style=style, optional=_OPTIONAL))
     elif since_s or any(wanted.values()):
         print("no runs like that: `evalfleet ls` shows all")
     else:
@@ -60,6 +60,7 @@ _HEADER = (
     *("run", "benchmark", "status", "tasks", "scored", "broken", "unrun", "pass", "started"),
     *("took", "cost", "model"),
 )
+_OPTIONAL = ("started", "model", "unrun", "benchmark", "tasks")
 
 
 def _cells(run: RunSummary) -> tuple[str, ...]:

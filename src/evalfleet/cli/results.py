@@ -115,7 +115,11 @@ def show(args: argparse.Namespace) -> int:
             else show_tasks(results, results["tasks"], sort=args.sort, colours=has_colours())
         )
     else:
-        print(json.dumps(results) if args.json else show_run(results, colours=has_colours()))
+        print(
+            json.dumps(results)
+            if args.json
+            else show_run(results, colours=has_colours(), steps=not run.is_of_another_home)
+        )
         if not args.json and (state := run.state()).ended_at is None:
             for told in at_risk(state, WallClock().now()):
                 print(f"at risk: {told}")
@@ -301,7 +305,8 @@ def import_results(args: argparse.Namespace) -> int:
             "of that benchmark are"
         )
     results = run.results()
-    print(json.dumps(results) if args.json else show_run(results, colours=has_colours()))
+    shown = show_run(results, colours=has_colours(), steps=not run.is_of_another_home)
+    print(json.dumps(results) if args.json else shown)
     return 0
 
 

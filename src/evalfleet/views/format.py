@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import sys
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -199,23 +201,39 @@ def table(
     width: int | None = None,
     longest: int = 300,
     style: Callable[[str, str], str] | None = None,
+    optional: Sequence[str] = (),
 ) -> str:
     """Columns as wide as what is in them. Those named in `right` are aligned to the right.
 
-    None is shown as `-`. With a `width`, the widest columns are cut until each line fits; a cell has at most
-    `longest` characters. Lines have no trailing spaces; no newline at the end. `style` tells the style of a
-    cell by its column and text.
+    None is shown as `-`. With a `width`, and at a terminal, columns named in `optional` are left out, the
+    first one first, and then the widest are cut, until each line fits. A cell has at most `longest`
+    characters. Lines have no trailing spaces; no newline at the end. `style` tells the style of a cell by its
+    column and text.
     """
     lines = [list(head), *([_text(cell, longest) for cell in row] for row in rows)]
     widths = [max(cells(line[column]) for line in lines) for column in range(len(head))]
-    if width is not None:
-        widths = _narrowed(widths, width - _GAP * (len(head) - 1))
-    to_right = [name in right for name in head]
+    room = _room(width)
+    if room is not None:
+        for name in optional:
+            if sum(widths) + _GAP * (len(widths) - 1) > room:
+                column = lines[0].index(name)
+                lines = [[*line[:column], *line[column + 1 :]] for line in lines]
+                del widths[column]
+        widths = _narrowed(widths, room - _GAP * (len(widths) - 1))
+    to_right = [name in right for name in lines[0]]
     drawn = [_line(lines[0], widths, to_right)]
     for line in lines[1:]:
-        styles = [style(name, cell) if style else "" for name, cell in zip(head, line, strict=True)]
+        styles = [style(name, cell) if style else "" for name, cell in zip(lines[0], line, strict=True)]
         drawn.append(_line(line, widths, to_right, styles))
     return "\n".join(drawn)
+
+
+def _room(width: int | None) -> int | None:
+    """Return the number of columns that a line may take. A terminal cuts or folds longer ones."""
+    if not sys.stdout.isatty():
+        return width
+    terminal = shutil.get_terminal_size().columns
+    return terminal if width is None else min(width, terminal)
 
 
 def pairs(rows: Sequence[tuple[str, object]], indent: str = "") -> str:

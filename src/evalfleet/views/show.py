@@ -34,12 +34,21 @@ SHORT_S = 0.95
 TASKS_SHOWN = 200
 
 
-def show_run(results: Results, *, colours: bool = False) -> str:
-    """The summary, then tasks that need a look first, then machines, then offers that refused some."""
+def show_run(results: Results, *, colours: bool = False, steps: bool = True) -> str:
+    """The summary, then tasks that need a look first, then machines, then offers that refused some.
+
+    `steps`: with what to do next.
+    """
     refused = refusals_table(results["refusals"])
     left = undeleted_lines(results["machines"])
     tasks = _tasks(results["tasks"], colours)
-    parts = [summary(results, colours=colours), tasks, _machines(results["machines"]), left, refused]
+    parts = [
+        summary(results, colours=colours, steps=steps),
+        tasks,
+        _machines(results["machines"]),
+        left,
+        refused,
+    ]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -119,7 +128,8 @@ def _machines(machines: list[MachineResult]) -> str:
         for machine in machines
     ]
     head = ("machine", "phase", "place", "attempts", "scored", "up", "cost", "came up in", "ended because")
-    return table(head, rows, right=("attempts", "scored", "up", "cost"), width=180)
+    optional = ("came up in", "place")
+    return table(head, rows, right=("attempts", "scored", "up", "cost"), width=180, optional=optional)
 
 
 def undeleted_lines(machines: Sequence[MachineResult | PoolMachineRow]) -> str:

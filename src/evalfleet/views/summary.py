@@ -80,7 +80,9 @@ def shortfall(state: RunState, verdict: Verdict) -> str:
     return "" if rate >= verdict.fail_under else f"a pass rate of {rate:.4g} is below {asked}"
 
 
-def summary(results: Results, run_dir: Path | None = None, *, colours: bool = False) -> str:
+def summary(
+    results: Results, run_dir: Path | None = None, *, colours: bool = False, steps: bool = True
+) -> str:
     """Eight to twelve lines about a results document. `run_dir`: where its files are."""
     run = results["run"]
     rows: list[tuple[str, object]] = [
@@ -123,8 +125,8 @@ def summary(results: Results, run_dir: Path | None = None, *, colours: bool = Fa
     if results["rerun_of"]:
         rows.append(("rerun of", results["rerun_of"]))
     rows.append(("report", f"{called()} report {run}"))
-    steps = (step.replace("evalfleet", called(), 1) for step in next_steps(results))
-    rows += zip(("next", ""), steps, strict=False)
+    commands = [step.replace("evalfleet", called(), 1) for step in next_steps(results) * steps]
+    rows += zip(("next", ""), commands, strict=False)
     text = pairs(rows, indent="  ")
     if colours and results["shortfall"]:
         line = next(line for line in text.split("\n") if line.startswith("  exit code 1"))
