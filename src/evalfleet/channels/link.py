@@ -57,7 +57,6 @@ class Incoming(Struct):
     at_end: bool = False
     over: bool = False
     metered: Metered | None = None
-    public: str = ""
 
 
 class Pulse(Struct):

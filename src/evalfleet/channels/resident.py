@@ -38,7 +38,6 @@ from evalfleet.model import (
 from evalfleet.ports import Fence, TellStep
 
 from .link import Dial, Incoming, plain
-from .meter.sealed_keys import seal
 from .program import meter_archive
 from .secrecy import forms_of, is_maskable
 from .session import ERROR_CAP, OnLoad, Session
@@ -228,16 +227,13 @@ class Resident(Session):
         return "the supervisor is not root"
 
     async def meter(self, metering: Metering) -> None:
-        """The keys travel sealed for the meter: neither an SSH server nor the supervisor can read them."""
         values = self._values
         self._check_values(api.secret for api in metering.apis)
         addresses = ["0.0.0.0"] if metering.containers else ["127.0.0.1"]
         listen = {"listen": addresses, "port": metering.port or 0}
         program = base64.b64encode(meter_archive()).decode()
-        public = await self._ask_for_meter({"program": program, "orders": listen})
-        if not public:
-            raise SetupFailed("meter", "its supervisor is of an earlier version of evalfleet")
-        hidden = {
+        await self._ask_for_meter({"program": program, "orders": listen})
+        orders = {
             "upstreams": {
                 api.name: {"url": api.url, "key": values[api.secret], "header": api.header}
                 for api in metering.apis
@@ -248,21 +244,17 @@ class Resident(Session):
                 if is_maskable(value)
                 for form in forms_of(value)
             ],
-        }
-        orders = {
-            "upstreams": {},
             "prices": metering.prices,
             "keep_calls": metering.keep_calls,
             "most_out": metering.most_out,
             "same_errors": metering.same_errors,
             "paths": metering.paths,
-            "sealed": seal(msgspec.json.encode(hidden), public),
         }
         await self._ask_for_meter({"orders": orders})
         self._metering = metering
 
-    async def _ask_for_meter(self, body: dict[str, Any]) -> str:
-        """The number by which orders are sealed for the machine's meter. Raises SetupFailed."""
+    async def _ask_for_meter(self, body: dict[str, Any]) -> None:
+        """Have the machine's meter started, or give it orders. Raises SetupFailed."""
         try:
             answer = await self._ask("meter", body)
         except (StaleController, MachineForged):
@@ -273,7 +265,6 @@ class Resident(Session):
             raise SetupFailed("meter", str(err)) from err  # a supervisor of an earlier version has none
         if answer.state != "here":
             raise SetupFailed("meter", self._secrets.mask_text(answer.detail)[:ERROR_CAP])
-        return answer.public
 
     async def wants(self, job: AttemptId) -> Metered:
         future = self._wanting.get(job)

@@ -1,6 +1,6 @@
 """The meter as a process: where to listen comes by standard input, orders and questions through a socket.
 
-The real keys stay in its memory, and come sealed for it. Whoever may write to its folder may steer it: that
+The real keys come with its orders and stay in its memory. Whoever may write to its folder may steer it: that
 is the supervisor's user alone. It outlives supervisor and controller, and ends when its folder is gone.
 """
 
@@ -18,7 +18,6 @@ from urllib.parse import urlsplit
 from .accounts import SAME_ERROR_S, SAME_ERROR_TIMES, Account, Accounts
 from .http import Upstream
 from .proxy import MOST_OUT, Proxy
-from .sealed_keys import SealingPair, unseal
 
 SOCKET = "meter.sock"
 LOOK_S = 5.0
@@ -34,7 +33,6 @@ class Meter:
         self._port = 0
         self._watchers: set[asyncio.StreamWriter] = set()
         self._over = asyncio.Event()
-        self._pair = SealingPair()
         self._accounts = Accounts({}, self._tell)
         context = ssl.create_default_context(cafile=orders.get("ca_file") or None)
         self._proxy = Proxy({}, self._accounts, context, self._keep)
@@ -57,16 +55,9 @@ class Meter:
 
     def _take_orders(self, asked: dict[str, Any]) -> str:
         """What is wrong with them, in one line; if nothing is, they hold from now on."""
-        try:
-            hidden: dict[str, Any] = (
-                json.loads(unseal(asked["sealed"], self._pair)) if "sealed" in asked else {}
-            )
-        except ValueError as error:
-            return str(error)
-        orders = {**asked, **hidden}
-        wrong = refusal(orders)
+        wrong = refusal(asked)
         if not wrong:
-            self._obey(orders)
+            self._obey(asked)
         return wrong
 
     async def run(self, addresses: list[str], port: int) -> None:
@@ -109,7 +100,7 @@ class Meter:
             for account in self._accounts.waiting():  # who watched before may not have heard it
                 told = "wants" if account.wanting else "refused" if account.refused else "wedged"
                 asyncio.get_event_loop().call_soon(self._accounts.tell, account, told)
-            return {"port": self._port, "pid": os.getpid(), "public": self._pair.public}
+            return {"port": self._port, "pid": os.getpid()}
         if verb == "orders":
             return {"wrong": self._take_orders(asked)}
         if verb == "end":

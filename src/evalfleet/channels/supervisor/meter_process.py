@@ -1,7 +1,7 @@
 """The machine's meter of model calls: how its supervisor starts it, finds it again, and asks it.
 
 The meter is a process of its own in the folder `meter`, so that calls go on while no supervisor lives. The
-real keys come with the controller's orders, sealed for the meter: no supervisor can read them.
+real keys come with the controller's orders. The supervisor passes them on and writes them nowhere.
 """
 
 from __future__ import annotations
@@ -56,7 +56,6 @@ class MeterProcess:
         gone: Callable[[], None],
     ) -> None:
         self.port = 0  # 0: there is no meter
-        self.public = ""  # the number by which orders are sealed for it
         self._selector = selector
         self._environ = environ
         self._news = news
@@ -159,7 +158,7 @@ class MeterProcess:
             sock.sendall(_line({"do": "watch"}))
             first, _, self._said = _first_line(sock).partition(b"\n")
             told = json.loads(first)
-            self.port, self.public = int(told["port"]), str(told.get("public", ""))
+            self.port = int(told["port"])
         except BaseException:
             sock.close()
             raise
@@ -191,7 +190,7 @@ class MeterProcess:
         if self._watch is not None:
             self._selector.unregister(self._watch)
             self._watch.close()
-        self._watch, self.port, self.public, self._said = None, 0, "", b""
+        self._watch, self.port, self._said = None, 0, b""
 
     def repeat(self) -> None:
         """Let the meter tell again what it waits for: a controller has come."""

@@ -301,13 +301,11 @@ class Server:
         return {"state": "running" if job is not None and job.reason is None else "ended"}
 
     def meter(self, client: Client, message: dict[str, Any]) -> dict[str, Any] | None:
-        """Answered when the machine has a meter, and that has its orders, if `sealed` says what only it may
-        read of them. The answer tells the number to seal with."""
+        """Answer when the machine has a meter, and that has its orders, if there are any."""
 
         def done(wrong: str) -> None:
             state = {"state": "wrong" if wrong else "here", "detail": wrong}
-            public = self.jobs.metering.public
-            self.clients.answer(client, {"n": message.get("n"), **state, "public": public})
+            self.clients.answer(client, {"n": message.get("n"), **state})
 
         orders = message["orders"]
         if "upstreams" in orders:
