@@ -845,8 +845,6 @@ class Plan(Struct, frozen=True, omit_defaults=True):
     """Domain -> the seconds that a task of it usually takes, as the benchmark says; "" is every other one."""
     metering: Metering | None = None
     """How its model calls are metered. None: they are not."""
-    owner: str = ""
-    """Whose monthly cap it counts for; empty if there are no caps."""
     attempt_usd: float | None = None
     """What model calls cost in 95 of 100 attempts of earlier runs at most, if there were some."""
     isolation: Mapping[str, Isolation] = field(default_factory=dict[str, Isolation])

@@ -10,7 +10,7 @@ import pytest
 from evalfleet.events import AttemptEnded, BudgetPassed
 from evalfleet.model import Broken
 from tests.e2e.harness import Fleet, task
-from tests.e2e.metered import PRICES, Served, calls_of, metered, models_usd
+from tests.e2e.metered import Served, calls_of, metered, models_usd
 from tests.waiting import until
 
 KEY = "sk-some-key"
@@ -109,43 +109,6 @@ def test_the_budget_bounds_what_a_score_command_asks_of_models(fleet: Fleet, mod
     assert models_usd(fleet) == pytest.approx(models.usd(), abs=1e-6)
 
 
-def test_an_owners_runs_of_a_month_stay_within_their_cap(fleet: Fleet, models: Served) -> None:
-    """Three calls cost $0.0024; the cap of a month pays four."""
-    tasks = [task("a", "[call() for _ in range(3)]; score(1)")]
-    metered(fleet, models, tasks, PRICES + '[owners]\nann = 0.0032\n"*" = 100\n')
-    fleet.environ["EVALFLEET_OWNER"] = "ann"
-    assert fleet.run("--name", "first").code == 0
-    second = fleet.run("--name", "second")
-    assert second.code == 3, second
-    assert "$0.0008 are left of ann's $0.0032" in second.out + second.err
-    assert models.usd() <= 0.0032 + 0.0008
-    fleet.run("--name", "third").refused("ann may spend this month are spent")
-    fleet("resume", "second", "--budget", "1").refused("are left of ann's $0.0032")
-    assert fleet.run("--name", "other", env={"EVALFLEET_OWNER": "bob"}).code == 0
-
-
-def test_runs_that_are_started_at_once_do_not_share_what_is_left_of_their_owners_month(
-    fleet: Fleet,
-) -> None:
-    fleet.bench([task("a", "gate go; score 1")])
-    fleet.config("[owners]\nann = 5\n")
-    fleet.environ["EVALFLEET_OWNER"] = "ann"
-    runs = {
-        name: fleet.start("run", "./b.toml", "--name", name, "--budget", "2")
-        for name in ("r1", "r2", "r3", "r4")
-    }
-    until(lambda: all(fleet.records(name) or not run.lives for name, run in runs.items()))
-    planned = [name for name in runs if fleet.records(name)]
-    budgets = [fleet.state(name).limits.budget_usd or 0.0 for name in planned]
-    assert 2 <= len(budgets) <= 3
-    assert sum(budgets) <= 5, "each alone could have had its 2 dollars"
-    for name in runs.keys() - planned:
-        done = runs[name].wait()
-        assert (done.code, "evalfleet: [owners]: " in done.err) == (2, True), done
-    fleet.open_gate("go")
-    assert [runs[name].wait().code for name in planned] == [0] * len(planned)
-
-
 def test_a_run_that_is_taken_up_by_two_at_once_is_taken_by_one_and_pays_every_call_once(
     fleet: Fleet, models: Served
 ) -> None:
@@ -160,34 +123,6 @@ def test_a_run_that_is_taken_up_by_two_at_once_is_taken_by_one_and_pays_every_ca
     assert fleet.results()["scored"] == 3
     assert models.sums()["calls"] == before + 10
     assert models_usd(fleet) == pytest.approx(models.usd(), abs=1e-6)
-
-
-def test_a_run_that_is_taken_up_shares_its_owners_month_with_none_that_starts_meanwhile(fleet: Fleet) -> None:
-    fleet.bench([task("a", "gate go; score 1")])
-    fleet.config("[owners]\nann = 5\n")
-    fleet.environ["EVALFLEET_OWNER"] = "ann"
-    stopped = fleet.start_run("--budget", "3")
-    fleet.started("a.0")
-    assert fleet("cancel", "r").code == 0
-    assert stopped.wait().code == 130
-    first = fleet.start("run", "./b.toml", "--name", "first", "--budget", "3")
-    until(lambda: fleet.records("first"))
-    fleet("resume", "r").refused("[owners]: $2.00 are left of ann's $5 this month", "would be $3")
-    racing = {
-        "r": fleet.start("resume", "r", "--budget", "2"),
-        "s": fleet.start("run", "./b.toml", "--name", "s", "--budget", "2"),
-    }
-    until(lambda: any(not each.lives for each in racing.values()))
-    ((lost, refused),) = [(name, each.wait()) for name, each in racing.items() if not each.lives]
-    assert (refused.code, refused.err.count("evalfleet: [owners]")) == (2, 1), refused
-    assert "evalfleet: [owners]: " in refused.err
-    (won,) = racing.keys() - {lost}
-    until(lambda: fleet.records(won) and fleet.state(won).status == "running")
-    assert fleet.state(won).limits.budget_usd == 2.0
-    until(lambda: fleet.state("first").status == "running")
-    fleet("set", "first", "--budget", "3.5").refused("[owners]: $3.00 are left of ann's $5 this month")
-    fleet.open_gate("go")
-    assert [racing[won].wait().code, first.wait().code] == [0, 0]
 
 
 def test_tokens_are_bounded(fleet: Fleet, models: Served) -> None:
@@ -253,8 +188,7 @@ def test_a_budget_below_one_call_is_refused_before_anything_is_spent(
             ("--budget", "1", "--model", "anything"),
             "--model anything costs",
         ),
-        ("[owners]\nann = 0", (), "write dollars a month, above 0"),
-        ("[owners]\nann = 5", (), "[owners] does not name"),
+        ("[owners]\nann = 5", (), "[owners] was removed; give each run a --budget"),
         ("", ("--max-tokens", "5"), "nobody has said which secret"),
     ],
 )

@@ -44,9 +44,8 @@ from evalfleet.state import RunState, is_ungradable
 from evalfleet.views.format import plural
 from evalfleet.views.notable import new_files
 
-from .owners import granting
 from .run import Run, whoami
-from .runs import control, open_run, resumed_usd, tell_overdue
+from .runs import control, open_run, tell_overdue
 
 CLOCKS_APART_S = 60.0
 """Clocks of two computers that differ by less are not worth a word."""
@@ -95,8 +94,6 @@ def resume_order(
         )
     _refuse_spent(state, (limits or {}).get("budget_usd"))
     first = tuple(_resumption(state, only_broken, limits or {}))
-    with granting(workspace, state.plan.owner, found.name, resumed_usd(state, first)):
-        pass  # it is asked again when the run is taken: here, so that nothing else is done in vain
     if state.ended_at is not None and not first:
         hint = "; `--only broken` runs the broken ones again" if state.broken else ""
         raise RequestError(f"run {found.name!r} has no unrun tasks{hint}")

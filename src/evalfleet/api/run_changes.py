@@ -17,12 +17,10 @@ from evalfleet.names import hint
 from evalfleet.planning.values import parse_count, parse_line, parse_usd
 from evalfleet.state import RunState, objection
 
-from .owners import granting
 from .run import Run, whoami
 
 if TYPE_CHECKING:
     from evalfleet.events import SteeringVerb
-    from evalfleet.planning.workspace import Workspace
 
 
 PATIENCE_S = 30.0
@@ -38,17 +36,11 @@ STEERED_BY: Mapping[str, tuple[str, ...]] = {
 """What can be done to a run that goes on, and what each needs to be told."""
 
 
-def steer(workspace: Workspace, run: Run, event: RunSteered | StopRequested) -> None:
+def steer(run: Run, event: RunSteered | StopRequested) -> None:
     """Ask the run's controller for the change, and return when it is recorded.
 
     Raises RequestError if it cannot be done, FleetError if nobody has taken note of it.
     """
-    budget_usd = event.budget_usd if isinstance(event, RunSteered) else None
-    with granting(workspace, run.state().plan.owner, run.name, budget_usd):
-        _ask(run, event)
-
-
-def _ask(run: Run, event: RunSteered | StopRequested) -> None:
     state = run.state()
     if problem := objection(state, event):
         raise RequestError(f"run {run.name!r} {problem}")

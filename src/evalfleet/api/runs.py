@@ -23,7 +23,6 @@ from evalfleet.events import (
     Event,
     PoolPlanned,
     RunPlanned,
-    RunResumed,
     TasksPlanned,
 )
 from evalfleet.journal import Store
@@ -39,11 +38,9 @@ from evalfleet.planning.plan_parts import KEPT_FILES, keep_files, vetted
 from evalfleet.planning.request import RunRequest
 from evalfleet.planning.right_size import right_sized
 from evalfleet.planning.workspace import Workspace
-from evalfleet.state import RunState
 from evalfleet.views import notify
 from evalfleet.views.tasks import by_outcome
 
-from .owners import granting, within_cap
 from .pools import keep_plan, tend
 from .run import Run
 
@@ -86,7 +83,7 @@ def resolve_request(
     )
     if resolved.right_size and not only_setup:
         resolved = _right_sized(workspace, resolved)
-    return resolved if resolved.cap_usd is None else within_cap(workspace, resolved, resolved.cap_usd)
+    return resolved
 
 
 def _right_sized(workspace: Workspace, resolved: Resolved) -> Resolved:
@@ -163,7 +160,7 @@ async def _reserve(resolved: Resolved, *, dry: bool) -> None:
             raise RequestError(str(err)) from err
 
 
-def plan_run(workspace: Workspace, resolved: Resolved) -> Resolved:
+def plan_run(resolved: Resolved) -> Resolved:
     """Write the run down, and return it as it was written. From here on it exists, whoever runs it.
 
     What its machines get is copied first, so that nothing is written down that could not be run.
@@ -171,7 +168,7 @@ def plan_run(workspace: Workspace, resolved: Resolved) -> Resolved:
     store = Store.open(resolved.home)
     with tempfile.TemporaryDirectory(prefix=".planned-", dir=resolved.home) as scratch:
         keep_files(resolved.plan, resolved.tasks, resolved.home, Path(scratch))
-        resolved = _written_down(workspace, store, resolved)
+        resolved = _written_down(store, resolved)
         folder = folder_of(resolved.home, resolved.plan.run)
         folder.mkdir(parents=True, exist_ok=True)
         if (kept := Path(scratch) / KEPT_FILES).exists():
@@ -180,19 +177,17 @@ def plan_run(workspace: Workspace, resolved: Resolved) -> Resolved:
     return resolved
 
 
-def _written_down(workspace: Workspace, store: Store, resolved: Resolved) -> Resolved:
-    plan = resolved.plan
-    with granting(workspace, plan.owner, "", plan.limits.budget_usd):
-        while True:
-            try:
-                store.create_streams(WallClock().now(), _streams(resolved))
-                return resolved
-            except RequestError:
-                if not resolved.made_up:
-                    raise
-                # another process made up the same name at the same time, and was faster
-                taken = {info.name for info in store.streams()}
-                resolved = resolved.named(free_name(resolved.plan.run, taken))
+def _written_down(store: Store, resolved: Resolved) -> Resolved:
+    while True:
+        try:
+            store.create_streams(WallClock().now(), _streams(resolved))
+            return resolved
+        except RequestError:
+            if not resolved.made_up:
+                raise
+            # another process made up the same name at the same time, and was faster
+            taken = {info.name for info in store.streams()}
+            resolved = resolved.named(free_name(resolved.plan.run, taken))
 
 
 def _streams(resolved: Resolved) -> list[tuple[str, StreamKind, Sequence[Event]]]:
@@ -216,34 +211,18 @@ def order_of(resolved: Resolved) -> Order:
 
 async def start(workspace: Workspace, resolved: Resolved) -> Run:
     """Write the run down, take it and run it, in a thread of this process."""
-    return await control(workspace, order_of(plan_run(workspace, resolved)))
+    return await control(workspace, order_of(plan_run(resolved)))
 
 
 async def control(workspace: Workspace, order: Order, known: Run | None = None) -> Run:
     """Take the run and run it, in a thread of this process. `known`: the run, if it was opened before."""
     controller = Controller(order)
-    await asyncio.to_thread(_start, workspace, order, controller)
+    await asyncio.to_thread(controller.start)
     run = Run(order.home, order.run, controller) if known is None else known.controlled_by(controller)
     state = run.state()
     if state.plan.pool and state.stop is None:
         await tend(workspace, state.plan.pool)
     return run
-
-
-def _start(workspace: Workspace, order: Order, controller: Controller) -> None:
-    """The budget of a run that is taken up again counts for the month of its owner as a new one does."""
-    if not workspace.config.owners:
-        controller.start()
-        return
-    state = Run(order.home, order.run).state()
-    with granting(workspace, state.plan.owner, order.run, resumed_usd(state, order.first)):
-        controller.start()
-
-
-def resumed_usd(state: RunState, first: Sequence[Event]) -> float | None:
-    """The budget of a run that was over and goes on; None if it was not over, and has its budget still."""
-    resumed = next((event for event in first if isinstance(event, RunResumed)), None)
-    return None if resumed is None else (resumed.limits or state.limits).budget_usd
 
 
 def open_run(workspace: Workspace, name: str | None = None) -> Run:

@@ -147,7 +147,7 @@ def start_run(workspace: Workspace, resolved: Resolved, args: argparse.Namespace
     if args.dry_run:
         return 0
     if args.detach:
-        return _detach(runs.order_of(runs.plan_run(workspace, resolved)), as_json=args.json)
+        return _detach(runs.order_of(runs.plan_run(resolved)), as_json=args.json)
     started = result_of(runs.start(workspace, resolved))
     code = _follow(started, as_json=args.json, quiet=args.quiet)
     if resolved.keep:

@@ -111,9 +111,8 @@ def _steer(args: argparse.Namespace, run: Run, verb: SteeringVerb, **what: Any) 
     from evalfleet.api.run_changes import steer
     from evalfleet.events import RunSteered
     from evalfleet.planning.values import parse_line
-    from evalfleet.planning.workspace import Workspace
 
-    steer(Workspace.here(), run, RunSteered(verb, whoami(), parse_line(args.reason, "--reason"), **what))
+    steer(run, RunSteered(verb, whoami(), parse_line(args.reason, "--reason"), **what))
     return _tell(args, run)
 
 
@@ -122,10 +121,9 @@ def _drain_run(args: argparse.Namespace, run: Run) -> int:
     from evalfleet.api.run_changes import steer
     from evalfleet.events import StopRequested
     from evalfleet.planning.values import parse_line
-    from evalfleet.planning.workspace import Workspace
 
     reason = parse_line(args.reason, "--reason")
-    steer(Workspace.here(), run, StopRequested("user", "drained", drain=True, by=whoami(), why=reason))
+    steer(run, StopRequested("user", "drained", drain=True, by=whoami(), why=reason))
     return _tell(args, run)
 
 

@@ -25,8 +25,10 @@ from .models import ModelTable, read_model_table
 FILE_NAME = "evalfleet.toml"
 HOME_NAME = "benchmark_results"
 SECTIONS = frozenset(
-    {"defaults", "places", "benchmarks", "profiles", "notify", "model", "owners", "alerts", "cost", "tiers"}
+    {"defaults", "places", "benchmarks", "profiles", "notify", "model", "alerts", "cost", "tiers"}
 )
+REMOVED = {"owners": "give each run a --budget, or set a budget in the cloud's own billing"}
+"""Sections that no longer exist, with the replacement of each."""
 
 _NOT_FLAGS = (
     "HOME",
@@ -36,7 +38,6 @@ _NOT_FLAGS = (
     "NOTIFY_COMMAND",
     "NOTIFY_WEBHOOK",
     "NOTIFY_APPRISE",
-    "OWNER",
 )
 _TASKS_OWN = ("TASK_ID", "ATTEMPT", "PARAMS", "OUT", "AGENT", "SETTINGS", "REPEAT")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
@@ -69,18 +70,9 @@ class Config(Struct, frozen=True):
     benchmarks: Mapping[str, Table] = field(default_factory=dict[str, Table])
     notify: Notify = NOBODY
     model: ModelTable | None = None
-    owners: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Who may spend how many dollars a month in this home; `*` is everybody else, each."""
     cost: CostSettings = CostSettings()
     tiers: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     """Lists of places, in the order in which they are tried, by a name that `--on` takes."""
-
-
-def _owners(table: Table, where: str) -> dict[str, float]:
-    for name, usd in table.items():
-        if isinstance(usd, bool) or not isinstance(usd, int | float) or not 0 < usd < 1e9:
-            raise RequestError(f"{where}: {name!r} is {usd!r}; write dollars a month, above 0")
-    return {name: float(usd) for name, usd in table.items()}
 
 
 def _tiers(table: Table, places: Table, where: str) -> dict[str, tuple[str, ...]]:
@@ -112,6 +104,8 @@ def load_config(path: Path | None, cwd: Path) -> Config:
     if path is None:
         return Config(base=cwd)
     data = read_toml(path)
+    for name in REMOVED.keys() & data.keys():
+        raise RequestError(f"{path}: [{name}] was removed; {REMOVED[name]}")
     check_keys(data, SECTIONS, str(path))
     sections = {name: _table(data.get(name, {}), f"{path}: [{name}]") for name in SECTIONS}
     for name in ("places", "benchmarks", "profiles"):
@@ -132,7 +126,6 @@ def load_config(path: Path | None, cwd: Path) -> Config:
             alerting=_alerting(sections["alerts"], f"{path}: [alerts]") if "alerts" in data else None,
         ),
         model=read_model_table(sections["model"], f"{path}: [model]") if "model" in data else None,
-        owners=_owners(sections["owners"], f"{path}: [owners]"),
         cost=convert(sections["cost"], CostSettings, f"{path}: [cost]"),
         tiers=_tiers(sections["tiers"], sections["places"], f"{path}: [tiers]"),
     )

@@ -7,7 +7,6 @@ arguments.
 from __future__ import annotations
 
 import functools
-import getpass
 import math
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -33,7 +32,7 @@ from evalfleet.model import (
     Task,
     decodable,
 )
-from evalfleet.names import check_run_name, default_run_name, hint
+from evalfleet.names import check_run_name, default_run_name
 from evalfleet.schedules import is_static
 
 from .config import (
@@ -121,8 +120,6 @@ class Resolved:
     keep: bool = False
     """Its machines shall stay, as the pool that the plan names."""
     notify: Notify = NOBODY
-    cap_usd: float | None = None
-    """What its owner may spend a month, if somebody has said."""
     right_size: bool = False
     """Its machines shall have the size that earlier runs needed."""
 
@@ -176,7 +173,7 @@ def resolve(
     request = with_listed_tasks(_with_all_machines(request, pool), cwd)
     config = config_of(request.options.get("config"), environ, cwd)
     merged = environment(environ, cwd, config, request.options.get("env_file"))
-    flags, owner, cap_usd = _owned(settle(request, merged, config), config, merged)
+    flags = settle(request, merged, config)
     source = benchmark_source(request.benchmark, config, cwd)
     lent = None if pool is None else pool.plan
     home = home or home_of(environ, cwd)
@@ -210,7 +207,7 @@ def resolve(
     doubts += [] if only_setup or pool is not None else _lacking(loaded, only_reckoned)
     return Resolved(
         plan=msgspec.structs.replace(
-            plan, settings=given.free, home=known.id, owner=owner, provenance=None if only_setup else origin
+            plan, settings=given.free, home=known.id, provenance=None if only_setup else origin
         ),
         tasks=weigh(tasks, known.durations(loaded.name)),
         home=home,
@@ -220,7 +217,6 @@ def resolve(
         made_up=chosen is None,
         keep=flags.keep and pool is None,
         notify=notify_of(config, merged),
-        cap_usd=cap_usd,
         right_size=flags.right_size,
     ).named(name if chosen is not None else free_name(name, known.taken))
 
@@ -277,20 +273,6 @@ def _within_pool(plan: Plan, pool: LentPool | None) -> Plan:
 def _refuse_taken(chosen: str | None, known: HomeFacts) -> None:
     if chosen is not None and chosen in known.taken:
         raise RequestError(f"the name {chosen!r} is taken; choose another with --name")
-
-
-def _owned(flags: Flags, config: Config, environ: Mapping[str, str]) -> tuple[Flags, str, float | None]:
-    """Flags with a budget of no more than a month's, who starts the run, and what they may spend a month;
-    nobody where `[owners]` says nothing."""
-    if not config.owners:
-        return flags, "", None
-    owner = environ.get("EVALFLEET_OWNER") or getpass.getuser()
-    cap_usd = config.owners.get(owner, config.owners.get("*"))
-    if cap_usd is None:
-        known = hint(owner, config.owners)
-        raise RequestError(f"{config.path}: [owners] does not name {owner!r} ($EVALFLEET_OWNER); {known}")
-    capped = msgspec.structs.replace(flags, budget=min(cap_usd, flags.budget or cap_usd))
-    return capped, owner, cap_usd
 
 
 def _oracle(loaded: Loaded, flags: Flags) -> tuple[Loaded, Flags]:

@@ -160,7 +160,6 @@ class RunSummary(Struct, frozen=True):
     machines_usd: float | None = None
     models_usd: float | None = None
     places: tuple[str, ...] = ()
-    owner: str = ""
     budget_usd: float | None = None
     events: int = 0
     """How many events it was made of."""
@@ -191,7 +190,6 @@ def summarised(state: RunState, now: Micros) -> RunSummary:
         machines_usd=cost["machines_usd"],
         models_usd=cost["models_usd"],
         places=state.plan.places,
-        owner=state.plan.owner,
         budget_usd=state.limits.budget_usd,
         events=state.events,
         agent=agent_of(state.plan),

@@ -164,20 +164,18 @@ class Hub:
         ]
 
     def money(self) -> dict[str, Any]:
-        """What each run has cost, and what owners may spend in a month. Call it in a thread."""
+        """Return what each run has cost. Call it in a thread."""
         summaries = list_runs(self.workspace, self._summary)
-        columns = ("name", "owner", "place", "model", "started", "status")
+        columns = ("name", "place", "model", "started", "status")
         rows = [
             [
-                *(each.run, each.owner, ", ".join(each.places), each.model, instant(each.started_at)),
+                *(each.run, ", ".join(each.places), each.model, instant(each.started_at)),
                 *(each.status, each.machines_usd, each.models_usd, each.budget_usd),
             ]
             for each in summaries
         ]
-        caps = dict(self.workspace.config.owners)
         return {
             "runs": {"columns": (*columns, "machine_usd", "model_usd", "budget_usd"), "rows": rows},
-            "owners": [[owner, cap] for owner, cap in caps.items()],
         }
 
     # -- watchers --------------------------------------------------------------------------------

@@ -247,7 +247,7 @@ class Pages:
             raise RequestError(f"that is no change of a run: {err}") from err
         run = watched.run()
         event = change_of(run.state(), wanted.verb, wanted.arguments, wanted.reason)
-        await asyncio.to_thread(steer, self._workspace, run, event)
+        await asyncio.to_thread(steer, run, event)
         return as_json({"done": wanted.verb}, 202)
 
     # -- tasks and attempts ----------------------------------------------------------------------

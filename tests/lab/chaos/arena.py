@@ -18,7 +18,6 @@ from evalfleet.journal import Store
 from evalfleet.model import AttemptId, Broken, MachineId, Offer
 from evalfleet.planning.plan import HomeFacts, resolve
 from evalfleet.planning.request import RunRequest
-from evalfleet.planning.workspace import Workspace
 from evalfleet.state import AttemptState, MachineState, RunState
 from lab import Lab, NamespaceHost
 from tests.desk import Desk, FollowedRun, Process
@@ -77,8 +76,7 @@ class Arena(FollowedRun):
             request, environ=environ, cwd=self.folder, now=now, facts=lambda: HomeFacts(store.home_id)
         )
         limited = msgspec.structs.replace(resolved.plan.limits, **limits)
-        workspace = Workspace(environ, self.folder, self.home)
-        plan_run(workspace, replace(resolved, plan=msgspec.structs.replace(resolved.plan, limits=limited)))
+        plan_run(replace(resolved, plan=msgspec.structs.replace(resolved.plan, limits=limited)))
         return self.resume()
 
     def resume(self, *words: str) -> Process:

@@ -11,19 +11,18 @@ export function FleetPage({ what }) {
   return what === "money" ? html`<${MoneyPage} />` : html`<${ListPage} what=${what} />`;
 }
 
-/** By owner, place and model; then every run. What is unknown is not counted as nothing. */
+/** By place and model; then every run. What is unknown is not counted as nothing. */
 function MoneyPage() {
   const { value, error } = useDocument("/api/money", 15_000);
   const runs = value ? asItems(value.runs) : [];
-  const caps = new Map((value?.owners ?? []).map(([owner, cap]) => [owner, cap]));
   const all = sums(runs, () => "all")[0];
   return html`<main id="main" tabindex="-1"><div class="head"><h1>Money</h1><span class="quiet">${ABOUT.money}</span></div>
     ${error && html`<${Problem} error=${error} />`}${!value && !error && html`<${Skeleton} rows=${6} />`}
     ${value && !runs.length && html`<p class="empty">${EMPTY.money}</p>`}
     ${all && html`<dl class="figures"><div><dt>machines</dt><dd><${Sum} sum=${all.machine_usd} /></dd></div><div><dt>models</dt><dd><${Sum} sum=${all.model_usd} /></dd></div><div><dt>runs</dt><dd>${count(all.runs)}</dd></div></dl>
-    <div class="cards">${["owner", "place", "model"].map((by) => html`<${Sums} key=${by} by=${by} rows=${sums(runs, (run) => run[by])} caps=${by === "owner" ? caps : null} />`)}</div>
-    <section class="panel" aria-label="runs"><header><h2>Runs</h2></header><div class="scroll-x" tabindex="0" role="region" aria-label="runs and their costs"><table><thead><tr><th scope="col">run</th><th scope="col" class="wide">started</th><th scope="col" class="wide">status</th><th scope="col" class="wide">owner</th><th scope="col" class="wide">model</th><th scope="col" class="r">machines</th><th scope="col" class="r">models</th><th scope="col" class="r">budget</th></tr></thead><tbody>
-      ${runs.slice(0, 1000).map((run) => html`<tr key=${run.name}><th scope="row"><a href=${link(["runs", run.name])}><${Text} most=${80}>${run.name}</${Text}></a></th><td class="wide"><${At} ms=${run.started} /></td><td class="wide">${run.status}</td><td class="wide"><${Value} name="owner" value=${run.owner} /></td><td class="wide"><${Value} name="model" value=${run.model} /></td><td class="r"><${Figure} value=${run.machine_usd} of=${usd} why="its place tells no prices" /></td><td class="r"><${Figure} value=${run.model_usd} of=${usd} why="its model calls were not metered" /></td><td class="r"><${Figure} value=${run.budget_usd} of=${usd} why="none was set" /></td></tr>`)}</tbody></table></div>${runs.length > 1000 && html`<p class="quiet">and ${count(runs.length - 1000)} older ones, which the sums hold too</p>`}</section>`}</main>`;
+    <div class="cards">${["place", "model"].map((by) => html`<${Sums} key=${by} by=${by} rows=${sums(runs, (run) => run[by])} />`)}</div>
+    <section class="panel" aria-label="runs"><header><h2>Runs</h2></header><div class="scroll-x" tabindex="0" role="region" aria-label="runs and their costs"><table><thead><tr><th scope="col">run</th><th scope="col" class="wide">started</th><th scope="col" class="wide">status</th><th scope="col" class="wide">model</th><th scope="col" class="r">machines</th><th scope="col" class="r">models</th><th scope="col" class="r">budget</th></tr></thead><tbody>
+      ${runs.slice(0, 1000).map((run) => html`<tr key=${run.name}><th scope="row"><a href=${link(["runs", run.name])}><${Text} most=${80}>${run.name}</${Text}></a></th><td class="wide"><${At} ms=${run.started} /></td><td class="wide">${run.status}</td><td class="wide"><${Value} name="model" value=${run.model} /></td><td class="r"><${Figure} value=${run.machine_usd} of=${usd} why="its place tells no prices" /></td><td class="r"><${Figure} value=${run.model_usd} of=${usd} why="its model calls were not metered" /></td><td class="r"><${Figure} value=${run.budget_usd} of=${usd} why="none was set" /></td></tr>`)}</tbody></table></div>${runs.length > 1000 && html`<p class="quiet">and ${count(runs.length - 1000)} older ones, which the sums hold too</p>`}</section>`}</main>`;
 }
 
 function sums(runs, by) {
@@ -43,9 +42,9 @@ function sums(runs, by) {
 
 const Sum = ({ sum }) => html`<span title=${sum.unknown ? `without ${count(sum.unknown)} runs that nobody can tell it of` : ""}>${usd(sum.sum)}${sum.unknown ? html`<span class="quiet"> + ?</span>` : null}</span>`;
 
-function Sums({ by, rows: all, caps }) {
-  return html`<section class="panel" aria-label=${`by ${by}`}><header><h2>By ${by}</h2></header><div class="scroll-x"><table><thead><tr><th scope="col">${by}</th><th scope="col" class="r">runs</th><th scope="col" class="r">machines</th><th scope="col" class="r">models</th>${caps?.size ? html`<th scope="col" class="r">a month</th>` : null}</tr></thead><tbody>
-    ${all.slice(0, 20).map((row) => html`<tr key=${row.name}><th scope="row"><${Text} most=${40}>${row.name}</${Text}></th><td class="r">${count(row.runs)}</td><td class="r"><${Sum} sum=${row.machine_usd} /></td><td class="r"><${Sum} sum=${row.model_usd} /></td>${caps?.size ? html`<td class="r"><${Figure} value=${caps.get(row.name)} of=${usd} why="no limit was set" /></td>` : null}</tr>`)}</tbody></table></div></section>`;
+function Sums({ by, rows: all }) {
+  return html`<section class="panel" aria-label=${`by ${by}`}><header><h2>By ${by}</h2></header><div class="scroll-x"><table><thead><tr><th scope="col">${by}</th><th scope="col" class="r">runs</th><th scope="col" class="r">machines</th><th scope="col" class="r">models</th></tr></thead><tbody>
+    ${all.slice(0, 20).map((row) => html`<tr key=${row.name}><th scope="row"><${Text} most=${40}>${row.name}</${Text}></th><td class="r">${count(row.runs)}</td><td class="r"><${Sum} sum=${row.machine_usd} /></td><td class="r"><${Sum} sum=${row.model_usd} /></td></tr>`)}</tbody></table></div></section>`;
 }
 
 function ListPage({ what }) {
