@@ -21,7 +21,7 @@ from evalfleet.errors import PlaceError
 from evalfleet.model import Limits, MachineId, Micros, Needs, Offer
 from evalfleet.planning.plugins import place_kind
 from evalfleet.planning.workspace import Workspace
-from evalfleet.ports import Hosts, Place, PlaceContext
+from evalfleet.ports import Extendable, Place, PlaceContext, Stoppable
 
 HOME = "be9c4a11ea4b"
 MACHINES = tuple(MachineId(f"pool-{HOME[:6]}-{n}") for n in (1, 2))
@@ -58,10 +58,11 @@ class Life:
         """They are looked at and extended, and one is stopped and started."""
         await self._place.list("pool")
         if self._offer.extendable:
+            assert isinstance(self._place, Extendable)
             await asyncio.gather(
                 *(_tried(self._place.extend(machine, self._lease_s())) for machine in MACHINES)
             )
-        assert isinstance(self._place, Hosts)
+        assert isinstance(self._place, Stoppable)
         await self._place.stop(MACHINES[0])
         await self._create(MACHINES[0])
 

@@ -17,7 +17,7 @@ from evalfleet.channels.samples import Samples
 from evalfleet.channels.ssh.target import Access, HostDown, HostLost, HostRefused, Target, openssh
 from evalfleet.errors import MachineUnavailable, NoSuchMachine, PlaceError, RequestError
 from evalfleet.model import Machine, MachineId, Needs, Offer
-from evalfleet.ports import Belonging, Channel, Dialled, Fence, PlaceContext
+from evalfleet.ports import Channel, Dialled, Fence, PlaceContext
 from evalfleet.version import install_command
 
 from .keeper_client import KeeperClient
@@ -132,10 +132,6 @@ class LabPlace:
         where = Target(machine.id, machine.address, SSH_PORT)
         ssh, *words = openssh(where, self._access(record), command)
         return (*Network(Path(record.network)).prefix, ssh, "-F", "none", *words)
-
-    def remains(self) -> Sequence[Belonging]:
-        """A machine goes with all that is on it."""
-        return ()
 
     async def dial(self, machine: Machine, port: int) -> Dialled:
         return await self._host_home(machine.id, machine.address).host.dial(port)

@@ -21,7 +21,7 @@ from .events import ControllerStarted, Event, RunPlanned, StopRequested
 from .journal import Holder, Holds, SqliteJournal, Store
 from .mirror import Mirror, MirroredJournal, StoreAway, StoreRefused, collected_in
 from .model import NOBODY, MachineId, Micros, Notify, Plan, seconds_between
-from .named_pools import Bare, Change, LentPlace, OwnPlace, PoolView, look_at
+from .named_pools import Bare, Change, LentPlace, PoolView, fence_of, look_at
 from .names import folder_of
 from .planning.plan_parts import PlaceSettings, benchmark_of, check_files, places_of
 from .planning.plugins import KindFields
@@ -176,7 +176,7 @@ class Controller:
             home_id = plan.home or self._store.home_id
             context = PlaceContext(order.home, home_id, order.secrets, order.environ)
             places = {
-                name: self._borrowed(plan, place, journal.epoch, is_pool)
+                name: self._borrowed(plan, place, journal.epoch) if plan.pool else place
                 for name, place in places_of(plan, context, order.settings).items()
             }
             for place in places.values():
@@ -192,6 +192,7 @@ class Controller:
                 folder_of(order.home, order.run),
                 controller=ControllerStarted(holder.host, holder.pid, __version__, clock.boot, clock.zero),
                 rules=POOL if is_pool else RUN,
+                fence_of=functools.partial(fence_of, Holds(self._store, plan.run)) if is_pool else None,
                 secrets=order.secrets,
                 state=state,
                 copy=copy,
@@ -248,12 +249,8 @@ class Controller:
         with suppress(JournalError):
             self._store.keep_summaries(RunSummary.VERSION, [(self._order.run, state.events, summary)])
 
-    def _borrowed(self, plan: Plan, place: Place, epoch: int, is_pool: bool) -> Place:
-        """The place as this stream may use it."""
-        if is_pool:
-            return OwnPlace(place, Holds(self._store, plan.run))
-        if not plan.pool:
-            return place
+    def _borrowed(self, plan: Plan, place: Place, epoch: int) -> Place:
+        """The pool's machines there, as this run may use them."""
         holds, follower = Holds(self._store, plan.pool), Follower(self._store, plan.pool)
 
         def look() -> PoolView:

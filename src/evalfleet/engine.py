@@ -13,7 +13,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from .clock import pauses
-from .effects import Performer, RunCopy, Tools
+from .effects import FenceOf, Performer, RunCopy, Tools
 from .errors import FleetError, PlaceError
 from .events import (
     AttemptCollected,
@@ -64,6 +64,7 @@ class Engine:
         secrets: Mapping[str, str] | None = None,
         state: RunState | None = None,
         copy: RunCopy | None = None,
+        fence_of: FenceOf | None = None,
     ) -> None:
         self._journal = journal
         self._clock = clock
@@ -79,6 +80,7 @@ class Engine:
                 secrets=secrets or {},
                 began_at=clock.now(),
                 copy=copy,
+                fence_of=fence_of,
             )
         )
         self._offers: Sequence[Offer] = ()

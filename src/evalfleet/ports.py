@@ -83,16 +83,6 @@ class Benchmark(Protocol):
         """What the end of an attempt means. `healthy`: the machine answered its probe afterwards."""
         ...
 
-    @property
-    def grader(self) -> Grader | None:
-        """What grades answers after the last task. None: `outcome` scores every attempt when it ends."""
-        ...
-
-    @property
-    def guest(self) -> Guest | None:
-        """The system inside its machines in which agents work. None: they work on the machines themselves."""
-        ...
-
 
 class Answer(Struct, frozen=True):
     """What one attempt has left to be graded."""
@@ -120,6 +110,26 @@ class Grader(Protocol):
         `grade` asks for its grade again. Whatever is raised leaves the answers as they
         are, to be graded later. Repeats of a task are told apart by their attempts only.
         """
+        ...
+
+
+@runtime_checkable
+class Graded(Protocol):
+    """A benchmark whose answers are graded after the last task."""
+
+    @property
+    def grader(self) -> Grader | None:
+        """What grades its answers. None: `outcome` scores every attempt when it ends."""
+        ...
+
+
+@runtime_checkable
+class HasGuest(Protocol):
+    """A benchmark whose agents may work in a system inside its machines."""
+
+    @property
+    def guest(self) -> Guest | None:
+        """That system. None: they work on the machines themselves."""
         ...
 
 
@@ -341,8 +351,8 @@ class PlaceContext:
 class Place(Protocol):
     """A place that machines come from. `list` is the only truth about what exists.
 
-    `create`, `extend` and `delete` are idempotent by id and need not wait for completion. A place
-    ends a machine by itself at its expiry, given as a duration from now, also if no controller lives.
+    `create` and `delete` are idempotent by id and need not wait for completion. A place ends a machine by
+    itself at its expiry, given as a duration from now, also if no controller lives.
 
     Where machines queue (`Offer.queues`), the duration given to `create` counts from the machine's start, and
     what it has run counts if the service starts it anew. While it waits it costs nothing. `list` tells the
@@ -356,10 +366,6 @@ class Place(Protocol):
     async def offers(self, needs: Needs) -> Sequence[Offer]: ...
 
     async def create(self, machine: MachineId, offer: Offer, expires_s: float) -> None: ...
-
-    async def extend(self, machine: MachineId, expires_s: float) -> None:
-        """Move the expiry. Raises PlaceError, not transient, where a life cannot be made longer."""
-        ...
 
     async def list(self, pool: str) -> Sequence[Machine]:
         """All that exists here of machines whose id starts with `<pool>-`."""
@@ -377,9 +383,21 @@ class Place(Protocol):
 Dialled: TypeAlias = "tuple[asyncio.StreamReader, asyncio.StreamWriter]"
 
 
+# -- what some places can do besides: `isinstance` tells -------------------------------------------
+
+
 @runtime_checkable
-class Hosts(Protocol):
-    """A place whose machines are computers: people can look into them, and switch them off for a while."""
+class Extendable(Protocol):
+    """A place whose machines can live longer than they were made for, as their offers say."""
+
+    async def extend(self, machine: MachineId, expires_s: float) -> None:
+        """Move the expiry. Raises PlaceError."""
+        ...
+
+
+@runtime_checkable
+class Stoppable(Protocol):
+    """A place whose machines can be switched off for a while."""
 
     async def stop(self, machine: MachineId) -> None:
         """Stop it: it is no longer billed, and its disk is kept. `create` starts it again.
@@ -388,12 +406,13 @@ class Hosts(Protocol):
         """
         ...
 
-    def shell(self, machine: Machine, command: Sequence[str]) -> Sequence[str]:
-        """What to execute here to get a shell there, or to run `command` there."""
-        ...
 
-    def remains(self) -> Sequence[Belonging]:
-        """What could not be removed of machines that are gone; `kept_by` says how to finish that by hand."""
+@runtime_checkable
+class Reachable(Protocol):
+    """A place whose machines are computers that people and programs can connect to."""
+
+    def shell(self, machine: Machine, command: Sequence[str]) -> Sequence[str]:
+        """Return what to execute here to get a shell there, or to run `command` there."""
         ...
 
     async def dial(self, machine: Machine, port: int) -> Dialled:
@@ -404,6 +423,7 @@ class Hosts(Protocol):
         ...
 
 
+@runtime_checkable
 class Mendable(Protocol):
     """A place whose offers name `mends`: it can act on machines that run but cannot be reached."""
 
@@ -413,6 +433,15 @@ class Mendable(Protocol):
         Returns when it can be reached again, set up or not. Raises MachineMute if it still cannot,
         PlaceError. May be repeated.
         """
+        ...
+
+
+@runtime_checkable
+class LeavesRemains(Protocol):
+    """A place whose machines stay when they are given back, and may keep what cannot be removed."""
+
+    def remains(self) -> Sequence[Belonging]:
+        """What could not be removed of machines that are gone; `kept_by` says how to finish that by hand."""
         ...
 
 
@@ -451,14 +480,8 @@ class HostKey(Struct, frozen=True):
 
 
 @runtime_checkable
-class Preflight(Protocol):
-    """A place that can be looked at before anything is run there, and tells what would come of a run.
-
-    Those who inherit from it need only `examine`.
-    """
-
-    machine_s: float = 0.0
-    """How long it takes, about, until a machine is ready."""
+class Checked(Protocol):
+    """A place that can be looked at before anything is run there."""
 
     async def examine(self, needs: Needs, workers: int = 1) -> Sequence[Check]:
         """Whether so many machines can be had. Spends nothing and makes nothing.
@@ -467,40 +490,63 @@ class Preflight(Protocol):
         """
         ...
 
+
+@runtime_checkable
+class TriedOut(Protocol):
+    """A place where a machine can be had for seconds and nothing, to tell what only a machine can tell."""
+
     async def try_out(self, needs: Needs) -> Sequence[Check]:
-        """What only a machine can tell, where one can be had for seconds and nothing. Raises nothing."""
-        return ()
+        """Try a machine out, and leave nothing of it. Raises nothing."""
+        ...
+
+
+@runtime_checkable
+class Outlined(Protocol):
+    """A place that makes things, and can name them before it does."""
 
     def outline(self, machines: Sequence[tuple[MachineId, Offer]]) -> Sequence[Made]:
         """What would be made for these machines. Asks nobody."""
-        return ()
+        ...
+
+
+@runtime_checkable
+class Doubted(Protocol):
+    """A place that can foresee what may go wrong with a run."""
 
     async def doubts(self, lasts_s: float) -> Sequence[str]:
         """What may go wrong with a run of so many seconds, and what to do.
 
         Raises PlaceError if the place refuses us for good, so that nothing need be begun to find out.
         """
-        return ()
+        ...
+
+
+@runtime_checkable
+class KeepsFiles(Protocol):
+    """A place with a storage of its own that its machines can read."""
 
     async def keep_files(
         self, files: KeptFiles, lasts_s: float, tell: Callable[[str], None]
-    ) -> tuple[str, str] | None:
-        """Put files into the place's own storage, unless they are there. Returns their address, and a token
-        that lets machines read them for so many seconds; None where the place has no such storage.
+    ) -> tuple[str, str]:
+        """Put files there, unless they are there already. Returns their address, and a token that lets
+        machines read them for so many seconds.
 
         Repeated, it goes on where it was; nobody sees half of it. Raises PlaceError and RequestError.
         """
-        return None
+        ...
 
-    async def unknown_keys(self) -> Sequence[HostKey] | None:
-        """The keys that its hosts show and nobody has confirmed. Raises nothing.
 
-        None where nobody has to confirm keys: the place makes them, or there are none.
-        """
-        return None
+@runtime_checkable
+class TrustsKeys(Protocol):
+    """A place whose hosts have keys of their own, which the user must confirm."""
+
+    async def unknown_keys(self) -> Sequence[HostKey]:
+        """The keys that its hosts show and nobody has confirmed. Raises nothing."""
+        ...
 
     def trust(self, keys: Sequence[HostKey]) -> None:
         """Write these keys down: from now on hosts with other keys are refused. Raises OSError."""
+        ...
 
 
 class Price(Struct, frozen=True, omit_defaults=True):

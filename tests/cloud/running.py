@@ -42,8 +42,6 @@ class Sleepy:
     needs = Needs()
     bundle = Bundle("scratch-1", {}, (SETUP,))
     probe: Command | None = None
-    grader = None
-    guest = None
 
     def command(self, task: Task, attempt: AttemptId) -> Command:
         score = 'test -e /mnt/made && echo \'{"score": 1}\' > "$EVALFLEET_OUT/result.json"'

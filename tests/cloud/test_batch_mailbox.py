@@ -272,14 +272,13 @@ def test_a_mailbox_without_its_job_is_shown_deleted_and_reaped(batch: StandIn, t
     """As a controller leaves it that dies between the two: before the job is made, or after it is deleted."""
 
     async def act(made: AzureBatchPlace) -> None:
-        assert made._boxes is not None
-        await made._boxes.make(ONE, LIFE_S, LIFE_S)
+        await made._way.prepare(ONE, LIFE_S, LIFE_S, kvm=False)
         (left,) = await made.list("run")
         assert (left.phase, left.ran_s) == ("queued", 0.0)
         await made.create(ONE, offer(), LIFE_S)
         await seen(made, "pending")
         await made.delete(ONE)
-        await made._boxes.make(machine_id(2), LIFE_S, LIFE_S)
+        await made._way.prepare(machine_id(2), LIFE_S, LIFE_S, kvm=False)
 
     async def reap(stranger: AzureBatchPlace) -> None:
         (found,) = await stranger.belongings()

@@ -378,17 +378,6 @@ def test_the_limit_of_a_machine_that_a_killed_controller_asked_for_is_read_back_
     assert not google.left()
 
 
-def test_a_limit_cannot_be_moved_while_a_machine_runs(google: StandIn, tmp_path: Path) -> None:
-    async def work(made: GcePlace) -> None:
-        assert not any(each.extendable for each in await made.offers(Needs()))
-        await asked_for(google, made)
-        error = await raised(PlaceError, made.extend(ONE, 9000))
-        assert not error.transient
-        assert "limit" in str(error)
-
-    use(google, tmp_path, work)
-
-
 def test_the_firewall_is_ours_alone_and_follows_ssh_from(google: StandIn, tmp_path: Path) -> None:
     async def make(made: GcePlace) -> None:
         await asked_for(google, made)

@@ -19,8 +19,7 @@ from evalfleet.model import Needs
 from evalfleet.places.azure_ml import AzureMlPlace, AzureMlSettings
 from evalfleet.places.azure_ml.instances import STATES, AzureMlInstances
 from evalfleet.places.azure_ml.service import VERSION
-from evalfleet.ports import Hosts as StoppableHosts
-from evalfleet.ports import Place, PlaceContext
+from evalfleet.ports import Place, PlaceContext, Stoppable
 from evalfleet.testing import Harness, PlaceContract
 from lab import Lab
 from standins.azure_ml import StandIn
@@ -71,7 +70,7 @@ class TestInstances(InstanceMachines):
     def test_it_is_stopped_kept_and_started_again_with_all_that_is_on_it(self, tmp_path: Path) -> None:
         async def main() -> None:
             made = ml_places.instances(self.cloud, tmp_path)
-            assert isinstance(made, StoppableHosts), "`pool` stops what it can"
+            assert isinstance(made, Stoppable), "`pool` stops what it can"
             try:
                 (first, *_) = await made.offers(Needs())
                 await made.create(ONE, first, LIFE_S)

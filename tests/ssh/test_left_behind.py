@@ -22,7 +22,7 @@ from evalfleet.model import AttemptId, MachineId, Needs
 from evalfleet.places.ssh.examination import MOST_REFUSALS, NEVER, HostHealth
 from evalfleet.places.ssh.fleet import MOST_REMOVALS
 from evalfleet.places.ssh.records import Records
-from evalfleet.ports import Fence, Hosts
+from evalfleet.ports import Fence
 from tests.desk import Desk
 from tests.waiting import PATIENCE_S, slowness, until, until_async
 
@@ -67,7 +67,6 @@ async def test_an_immutable_file_drains_its_host_and_is_listed_with_the_command_
                 assert await place.list("pool-abc123") == ()
             left = list(ours.parent.glob(".left-*"))
             assert len(left) == 1
-            assert isinstance(place, Hosts)
             (remains,) = place.remains()
             assert remains.machine == made.id
             assert f"sudo rm -rf .evalfleet/{ours.parent.name}/{left[0].name}" in remains.kept_by

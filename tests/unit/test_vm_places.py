@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from evalfleet.channels.samples import Samples
 from evalfleet.errors import PlaceError, RequestError
 from evalfleet.model import MachineId, Offer
 from evalfleet.places.vm.place import (
@@ -78,7 +79,9 @@ def test_a_port_is_silent_until_somebody_listens(tmp_path: Path) -> None:
         server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
         host, port = server.sockets[0].getsockname()
         direct, behind = (
-            SshAccess(SshLogin("tester", 22, jump, 10.0, None), SshKeys(tmp_path, ""), "home")
+            SshAccess(
+                SshLogin("tester", 22, jump, 10.0, None), SshKeys(tmp_path, ""), "home", {}, Samples(tmp_path)
+            )
             for jump in ("", "bastion")
         )
         assert not await direct.is_silent(f"{host}:{port}")

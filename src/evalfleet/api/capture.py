@@ -44,7 +44,7 @@ async def capture(pool: Pool, appliance: Appliance | None, image: str, tell: Cal
                 await _run(site, Command(appliance.rest))
 
         machine = machine_of(site.machine)
-        made.append(await site.place.estate.capture(machine, image, rest, tell))
+        made.append(await estate_at(site.place).capture(machine, image, rest, tell))
 
     (answer,) = await pool.on(lambda view: [chosen(view, image)], work, {})
     if answer.problem:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from evalfleet.errors import FleetError, PlaceError, RequestError
 from evalfleet.mirror import open_objects, store_url, try_out
@@ -22,15 +22,17 @@ from evalfleet.planning.workspace import Workspace
 from evalfleet.ports import (
     Belonging,
     Check,
+    Checked,
     Estate,
     HostKey,
-    Hosts,
     Image,
     ImageMaker,
+    LeavesRemains,
     Place,
-    Preflight,
     PriceList,
     PriceTable,
+    TriedOut,
+    TrustsKeys,
 )
 from evalfleet.state import fold
 
@@ -114,15 +116,14 @@ async def trust(
     more = True
     while more:
         async with workspace.place(name, settings) as place:
-            unknown = await place.unknown_keys() if isinstance(place, Preflight) else None
-            if unknown is None:
+            if not isinstance(place, TrustsKeys):
                 raise RequestError(f"place {name!r} has no host keys to trust; leave out --trust")
-            keys = [key for key in unknown if key.line not in trusted]
+            keys = [key for key in await place.unknown_keys() if key.line not in trusted]
             more = any(key.is_jump for key in keys)
             if keys and not agreed(keys):
                 return -1
             try:
-                cast(Preflight, place).trust(keys)
+                place.trust(keys)
             except OSError as err:
                 raise RequestError(f"the host keys cannot be written down: {err}; mend that") from err
             trusted |= {key.line for key in keys}
@@ -130,11 +131,11 @@ async def trust(
 
 
 async def _checks(place: Place, needs: Needs, workers: int) -> Sequence[Check]:
-    if isinstance(place, Preflight):
+    if isinstance(place, Checked):
         checks = await place.examine(needs, workers)
-        if any(check.verdict == "bad" for check in checks):
-            return checks
-        return (*checks, *await place.try_out(needs))
+        if isinstance(place, TriedOut) and not any(check.verdict == "bad" for check in checks):
+            return (*checks, *await place.try_out(needs))
+        return checks
     try:
         offers = await place.offers(needs)
     except PlaceError as err:
@@ -161,7 +162,7 @@ async def machines(
                     why = reason(each, local, now, own or all_owners, pools)
                     refused = local.refused.get(each.machine, "") if each.home == local.home_id else ""
                     found.append(FoundBelonging(name, each, own, why, each.kept_by or refused))
-            elif isinstance(place, Hosts) and place.remains():
+            elif isinstance(place, LeavesRemains) and place.remains():
                 await place.list("")  # somebody may have finished it by hand
                 found += [FoundBelonging(name, each, True, "", each.kept_by) for each in place.remains()]
     return found

@@ -11,10 +11,20 @@ from pathlib import Path
 from evalfleet.clock import WallClock
 from evalfleet.errors import FleetError, MachineMute, PlaceError, RequestError
 from evalfleet.events import MachineExtended, MachineLeaseSet, MachinePrepared
-from evalfleet.journal import SqliteJournal
+from evalfleet.journal import Holds, SqliteJournal
 from evalfleet.model import AttemptId, Job, Micros, Offer, after, seconds_between
-from evalfleet.named_pools import OwnPlace, PoolView, machine_of
-from evalfleet.ports import Benchmark, Channel, Fence, HostChannel
+from evalfleet.named_pools import PoolView, fence_of, machine_of
+from evalfleet.ports import (
+    Benchmark,
+    Channel,
+    Extendable,
+    Fence,
+    HasGuest,
+    HostChannel,
+    Mendable,
+    Place,
+    Stoppable,
+)
 from evalfleet.state import MachineState
 
 LIST_TASKS_S = 600.0
@@ -36,7 +46,7 @@ class PoolMachine:
     """One machine, and all that is needed to work on it."""
 
     machine: MachineState
-    place: OwnPlace
+    place: Place
     fence: Fence
     channel: Channel
     journal: SqliteJournal
@@ -51,16 +61,20 @@ def running_in(view: PoolView) -> list[MachineState]:
 
 
 async def prolong(
-    machine: MachineState, place: OwnPlace, journal: SqliteJournal, expires_s: float
+    machine: MachineState, place: Place, journal: SqliteJournal, expires_s: float
 ) -> ActionResult:
     """One that is stopped is told when it starts."""
     clock = WallClock()
     until = after(clock.now(), expires_s)
-    try:
-        if machine.phase != "stopped":
+    if machine.phase != "stopped":
+        if not isinstance(place, Extendable):
+            why = f"{place.name} cannot move the end of a machine that runs"
+            anew = "; stopped and started again, it has a new one" if isinstance(place, Stoppable) else ""
+            return ActionResult(machine, why + anew)
+        try:
             await place.extend(machine.id, expires_s)
-    except PlaceError as err:
-        return ActionResult(machine, str(err))
+        except PlaceError as err:
+            return ActionResult(machine, str(err))
     await journal.append(
         clock.now(), [MachineExtended(machine.id, until), MachineLeaseSet(machine.id, until)]
     )
@@ -68,10 +82,10 @@ async def prolong(
 
 
 async def work_at(
-    work: Work, machine: MachineState, place: OwnPlace, pool: str, journal: SqliteJournal
+    work: Work, machine: MachineState, place: Place, holds: Holds, journal: SqliteJournal
 ) -> ActionResult:
     """Do the work on a machine of the pool, and tell what went wrong, if anything."""
-    fence = Fence(pool, journal.epoch, machine.offer.silent_s)
+    fence = fence_of(holds, machine.id, Fence(holds.pool, journal.epoch, machine.offer.silent_s))
     channel = place.channel(machine_of(machine), fence)
     try:
         await work(PoolMachine(machine, place, fence, channel, journal))
@@ -94,7 +108,7 @@ async def learn_tasks(site: PoolMachine, benchmark: Benchmark, home: Path) -> Mi
 
     Returns when its set-up ends, if that is known. Raises RequestError if the machine tells none.
     """
-    guest = benchmark.guest
+    guest = benchmark.guest if isinstance(benchmark, HasGuest) else None
     if guest is None:
         return None
     job = Job(
@@ -110,13 +124,15 @@ async def learn_tasks(site: PoolMachine, benchmark: Benchmark, home: Path) -> Mi
 
 
 async def restart(site: PoolMachine) -> None:
-    machine = site.machine
+    machine, place = site.machine, site.place
     left_s = seconds_between(WallClock().now(), machine.expires_at)
-    if machine.offer.mends:  # to stop it could cost us its place there
-        await _mend(site, left_s)
+    if isinstance(place, Mendable) and machine.offer.mends:  # to stop it could cost us its place there
+        await _mend(place, machine, left_s)
+    elif isinstance(place, Stoppable):
+        await place.stop(machine.id)
+        await place.create(machine.id, machine.offer, left_s)
     else:
-        await site.place.stop(machine.id)
-        await site.place.create(machine.id, machine.offer, left_s)
+        raise PlaceError(f"machines of {place.name} cannot be stopped and started again", transient=False)
     anew = site.place.channel(machine_of(machine), site.fence)  # what led there before may have been closed
     try:
         await anew.probe(None)
@@ -124,13 +140,13 @@ async def restart(site: PoolMachine) -> None:
         await anew.close()
 
 
-async def _mend(site: PoolMachine, left_s: float) -> None:
+async def _mend(place: Mendable, machine: MachineState, left_s: float) -> None:
     """The mildest way after which it can be reached."""
-    *milder, last = site.machine.offer.mends
+    *milder, last = machine.offer.mends
     for step in milder:
         with suppress(MachineMute):
-            return await site.place.mend(site.machine.id, step, left_s)
-    await site.place.mend(site.machine.id, last, left_s)
+            return await place.mend(machine.id, step, left_s)
+    await place.mend(machine.id, last, left_s)
 
 
 def check_life(offers: Sequence[Offer], expires_s: float) -> None:

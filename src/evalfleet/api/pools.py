@@ -17,7 +17,6 @@ from evalfleet.journal import Holder, Holds, SqliteJournal, Store
 from evalfleet.model import AttemptId, Bundle, Command, Ended, Job, Limits, MachineId, Micros, Needs, Plan
 from evalfleet.named_pools import (
     Change,
-    OwnPlace,
     PoolView,
     changes,
     look_at,
@@ -32,7 +31,7 @@ from evalfleet.planning.plugins import KindFields
 from evalfleet.planning.pool_plan import EXPIRES_S, PoolRequest, resolve_pool
 from evalfleet.planning.workspace import Workspace
 from evalfleet.policy import POOL
-from evalfleet.ports import Fence, Hosts, Place, Preflight
+from evalfleet.ports import Fence, KeepsFiles, Place, Reachable, Stoppable
 from evalfleet.state import MachineState, RunState
 from evalfleet.views.follow import Follower
 from evalfleet.views.live import PoolScribe
@@ -116,7 +115,7 @@ class Pool:
         """Stop all machines. Raises RequestError where that cannot be."""
         async with self.places() as places:
             for place in places.values():
-                if not isinstance(place, Hosts):
+                if not isinstance(place, Stoppable):
                     hint = f"`evalfleet pool delete {self.name}` ends them"
                     raise RequestError(f"machines of {place.name} cannot be stopped; {hint}")
         await self.control(changes.stopped)
@@ -187,14 +186,12 @@ class Pool:
                 )
             async with self.places() as places:
                 place = places[names.pop()]
-                kept = None
-                if isinstance(place, Preflight):
-                    kept = await place.keep_files(files, KEPT_S, tell)
-            if kept is None:
-                raise RequestError(
-                    f"{place.name} has no storage of its own that machines could fetch {files.label} from; "
-                    "put it where they reach it, and name its URL, or its path there"
-                )
+                if not isinstance(place, KeepsFiles):
+                    raise RequestError(
+                        f"{place.name} has no storage of its own that machines could fetch {files.label} "
+                        "from; put it where they reach it, and name its URL, or its path there"
+                    )
+                kept = await place.keep_files(files, KEPT_S, tell)
             found.update(zip(files.variables, kept, strict=True))
         return found
 
@@ -261,7 +258,7 @@ class Pool:
             holds.take_all(ids, journal.epoch, self.workspace.now())
             try:
                 return await asyncio.gather(
-                    *(work_at(work, m, places[m.offer.place], self.name, journal) for m in machines)
+                    *(work_at(work, m, places[m.offer.place], holds, journal) for m in machines)
                 )
             finally:
                 holds.give_back(ids, self.name, journal.epoch)
@@ -269,14 +266,13 @@ class Pool:
     @asynccontextmanager
     async def _alone(
         self, secrets: Mapping[str, str]
-    ) -> AsyncGenerator[tuple[SqliteJournal, dict[str, OwnPlace]]]:
+    ) -> AsyncGenerator[tuple[SqliteJournal, dict[str, Place]]]:
         """The pool's stream, and its places, while nobody else changes it."""
         now = self.workspace.now()
         journal = self.store.acquire(self.name, Holder.here(now), now)
-        holds = Holds(self.store, self.name)
         try:
             async with self.places(secrets) as places:
-                yield journal, {name: OwnPlace(place, holds) for name, place in places.items()}
+                yield journal, places
         finally:
             await journal.close()
 
@@ -330,7 +326,7 @@ class Pool:
         machine = self.view().machine(name)
         async with self.places() as places:
             place = places[machine.offer.place]
-            if not isinstance(place, Hosts):
+            if not isinstance(place, Reachable):
                 raise RequestError(f"there is no way into machines of {place.name}")
             return place.shell(machine_of(machine), command)
 

@@ -40,6 +40,7 @@ from evalfleet.planning.flags import Count, Number
 from evalfleet.planning.new_files import has_changed, read_again
 from evalfleet.planning.plan_parts import PlaceSettings, benchmark_of, check_files, secret_names
 from evalfleet.planning.workspace import Workspace
+from evalfleet.ports import Graded
 from evalfleet.state import RunState, is_ungradable
 from evalfleet.views.format import plural
 from evalfleet.views.notable import new_files
@@ -320,7 +321,8 @@ def grade_order(
     if not attempts and not state.answered:
         hint = "; `--again` grades once more what has a score" if scored and not again else ""
         raise RequestError(f"run {found.name!r} has no answers to grade{hint}")
-    if benchmark_of(state.plan).grader is None:
+    benchmark = benchmark_of(state.plan)
+    if not isinstance(benchmark, Graded) or benchmark.grader is None:
         raise RequestError(f"the benchmark of run {found.name!r} scores its attempts itself: it cannot grade")
     first: list[Event] = [RunResumed(only=())]
     if attempts:

@@ -35,7 +35,7 @@ from evalfleet.planning.plugins import place_kind
 from evalfleet.planning.workspace import Workspace
 from evalfleet.policy.scale import task_without_offer
 from evalfleet.policy.tiers import in_order
-from evalfleet.ports import Check, Hosts, Made, Place, Preflight
+from evalfleet.ports import Check, Checked, Doubted, Made, Outlined, Place, Stoppable
 from evalfleet.toml_tables import convert
 from evalfleet.views.format import whole_duration
 
@@ -98,7 +98,7 @@ class Examiner:
         self._workers = workers
         self._checks: dict[tuple[str, bool], Sequence[Check]] = {}
 
-    async def checks(self, place: Preflight, needs: Needs, offers: Sequence[Offer]) -> Sequence[Check]:
+    async def checks(self, place: Checked, needs: Needs, offers: Sequence[Offer]) -> Sequence[Check]:
         kind = offers[0].place, any(offer.spot for offer in offers)
         if kind not in self._checks:
             self._checks[kind] = ()
@@ -113,6 +113,7 @@ async def survey(workspace: Workspace, resolved: Resolved, examiner: Examiner | 
     plan, needs = resolved.plan, resolved.needs
     kinds = list(dict.fromkeys(own for own in own_needs(plan, resolved.tasks) if own is not None))
     offers: list[Offer] = []
+    specs = specs_of(plan)
     machine_s: dict[str, tuple[float, float]] = {}
     start_s: dict[str, tuple[float, float]] = {}
     checks: dict[str, Sequence[Check]] = {}
@@ -120,12 +121,12 @@ async def survey(workspace: Workspace, resolved: Resolved, examiner: Examiner | 
         for name, place in places.items():
             own = await offers_by_kind(place.offers, needs, kinds)
             offers += own
-            boot_s = place.machine_s if isinstance(place, Preflight) and not resolved.borrowed else 0.0
+            boot_s = 0.0 if resolved.borrowed else place_kind(specs[name].kind).machine_s
             machine_s[name] = guessed_machine_s(boot_s, allowed_setup_s(plan) if boot_s else 0.0)
-            if boot_s and isinstance(place, Hosts):
+            if boot_s and isinstance(place, Stoppable):
                 start_s[name] = (0.3 * boot_s, 1.2 * boot_s)
             new = any(offer.usd_per_hour > 0 and offer.capacity is None for offer in own)
-            if examiner is not None and new and isinstance(place, Preflight) and not resolved.borrowed:
+            if examiner is not None and new and isinstance(place, Checked) and not resolved.borrowed:
                 checks[name] = await examiner.checks(place, needs, own)
         special = [task for task in resolved.tasks if task.needs is not None and kinds]
         if (without := task_without_offer(special, offers)) is not None:
@@ -153,7 +154,7 @@ def _outlines(
     outlines = {
         name: place.outline([(machine, offer) for machine, offer in named if offer.place == name])
         for name, place in places.items()
-        if isinstance(place, Preflight) and any(offer.place == name for offer in offers)
+        if isinstance(place, Outlined) and any(offer.place == name for offer in offers)
     }
     return {name: outline for name, outline in outlines.items() if outline}
 
@@ -176,7 +177,7 @@ async def forewarned(workspace: Workspace, resolved: Resolved, expected: Estimat
     refusals: list[PlaceError] = []
     async with workspace.places(resolved.plan, resolved.secrets, resolved.environ) as places:
         for place in places.values():
-            if isinstance(place, Preflight):
+            if isinstance(place, Doubted):
                 try:
                     doubts += await place.doubts(lasts_s)
                 except PlaceError as err:
@@ -332,7 +333,7 @@ async def doubts(workspace: Workspace, resolved: Resolved, workers: int) -> list
     notes: list[str] = []
     async with workspace.places(resolved.plan, resolved.secrets, resolved.environ) as places:
         for name, place in places.items():
-            if isinstance(place, Preflight):
+            if isinstance(place, Checked):
                 checks = await place.examine(resolved.needs, workers)
                 wrong = [(check.found, check.remedy) for check in checks if check.verdict != "good"]
                 notes += [f"{name}: {'; '.join(filter(None, words))}" for words in wrong]

@@ -12,7 +12,7 @@ from evalfleet.errors import ChannelError, RequestError
 from evalfleet.http_client import ask
 from evalfleet.model import Machine
 from evalfleet.named_pools import machine_of
-from evalfleet.ports import Hosts, Place
+from evalfleet.ports import Place, Reachable
 from evalfleet.state import MachineState
 
 from .pools import Pool
@@ -57,7 +57,7 @@ async def carry(
         opened: list[Tunnel] = []
         for machine in machines:
             place = places[machine.offer.place]
-            if not isinstance(place, Hosts):
+            if not isinstance(place, Reachable):
                 raise RequestError(f"ports of machines of {place.name} cannot be reached")
             for first, there in ports:
                 carrier = _Carrier(place, machine_of(machine), there, tell)
@@ -69,7 +69,7 @@ async def carry(
 class _Carrier:
     """A carrier of every connection that is made to a port here, to a port there."""
 
-    def __init__(self, place: Hosts, machine: Machine, port: int, tell: Tell) -> None:
+    def __init__(self, place: Reachable, machine: Machine, port: int, tell: Tell) -> None:
         self._place = place
         self._machine = machine
         self._port = port

@@ -79,7 +79,6 @@ class CommandBenchmark:
 
     Settings = CommandSettings
     declares_settings = True
-    guest = None
 
     def __init__(
         self,

@@ -8,6 +8,7 @@ made of nothing else), and a reader and a writer of results as its own program l
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self
 
@@ -31,7 +32,7 @@ from evalfleet.model import (
     TaskId,
     Trajectory,
 )
-from evalfleet.ports import Answer, Benchmark, FileBenchmark, Grader, Guest, Stepped
+from evalfleet.ports import Answer, Benchmark, FileBenchmark, Graded, Grader, Guest, HasGuest, Stepped
 
 
 class ResultFolder(NamedTuple):
@@ -208,11 +209,26 @@ class Loaded(Struct, frozen=True):
         return chosen if self.settle is None else self.settle(chosen)
 
 
-class BenchmarkKind(Protocol):
-    """A class of benchmarks, as the table of plug-ins finds it."""
+class MakeFromSpec(Protocol):
+    """A function that makes a benchmark again, of the plain data that a plan carries."""
+
+    def __call__(
+        self, spec: Mapping[str, Any], /, *, model: str, agent: Mapping[str, str], settings: Mapping[str, str]
+    ) -> Benchmark: ...
+
+
+@dataclass(frozen=True)
+class BenchmarkKind:
+    """A kind of benchmarks, as its class declares it."""
 
     Settings: type[Struct]
     """Its keys in `[benchmarks.NAME]` and for `--set`. It forbids unknown fields."""
+    load: Callable[[str, Any, Path, Path], Loaded]
+    """Read a benchmark. Raises RequestError.
+
+    It is given the name, the settings, the folder that relative paths in these are beside, and the home.
+    """
+    from_spec: MakeFromSpec
     declares_settings: bool = False
     """Each benchmark of the kind says itself what `--set` may give its command: see `Loaded.settings`.
 
@@ -226,22 +242,6 @@ class BenchmarkKind(Protocol):
     """How results are read that another program made."""
     result_writer: ResultWriter | None = None
     """How results are written for the benchmark's own tools."""
-
-    grader: Grader | None = None
-    """What grades answers after the last task, unless its benchmarks have one each: see `Benchmark`."""
-    guest: Guest | None = None
-    """The system inside its machines, unless its benchmarks have one each: see `Benchmark`."""
-
-    def load(self, name: str, settings: Any, base: Path, home: Path) -> Loaded:
-        """Read it. Relative paths in the settings are beside `base`; a guest keeps tasks in `home`.
-
-        Raises RequestError.
-        """
-        ...
-
-    def from_spec(
-        self, spec: Mapping[str, Any], *, model: str, agent: Mapping[str, str], settings: Mapping[str, str]
-    ) -> Benchmark: ...
 
 
 class Repeated:
@@ -290,12 +290,13 @@ class Repeated:
 
     @property
     def grader(self) -> Grader | None:
-        graders = {model: inner.grader for model, inner in self._inners.items() if inner.grader is not None}
+        inners = {model: inner for model, inner in self._inners.items() if isinstance(inner, Graded)}
+        graders = {model: inner.grader for model, inner in inners.items() if inner.grader is not None}
         return _RepeatedGrader(graders) if graders else None
 
     @property
     def guest(self) -> Guest | None:
-        return self._first.guest
+        return self._first.guest if isinstance(self._first, HasGuest) else None
 
     @property
     def steps(self) -> str:
@@ -373,8 +374,6 @@ class Bare:
     needs = Needs()
     bundle = Bundle()
     probe: Command | None = None
-    grader = None
-    guest = None
 
     def command(self, task: Task, attempt: AttemptId) -> Command:
         raise NotImplementedError("a pool runs no tasks")

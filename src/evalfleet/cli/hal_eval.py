@@ -382,7 +382,7 @@ def _place_of_variables(environ: Mapping[str, str]) -> str:
     named = list[str]()
     for name in BUILT_IN["place"]:
         with suppress(RequestError):  # it cannot be used here
-            variables = getattr(place_kind(name), "foreign_variables", {})
+            variables = place_kind(name).foreign_variables
             if variables and all(environ.get(variable) for variable in variables):
                 named.append(name)
     if len(named) != 1:
@@ -396,7 +396,7 @@ def _place_settings(on: str, environ: Mapping[str, str], workspace: Workspace) -
 
     told = dict[str, str]()
     for place in place_sources(on.split(","), workspace.config):
-        if not (variables := getattr(place.kind, "foreign_variables", {})):
+        if not (variables := place.kind.foreign_variables):
             continue
         for variable, key in {**variables, PRIVATE_KEY: "key"}.items():
             if environ.get(variable):

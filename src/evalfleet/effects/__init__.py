@@ -31,13 +31,13 @@ from evalfleet.policy import (
 from evalfleet.ports import Place
 
 from . import attempts, machines, silence
-from .tools import RunCopy, Tools
+from .tools import FenceOf, RunCopy, Tools
 
 DOWNLOADS_AT_ONCE = 8
 
 log = logging.getLogger(__name__)
 
-__all__ = ["Performer", "RunCopy", "Tools"]
+__all__ = ["FenceOf", "Performer", "RunCopy", "Tools"]
 
 
 class Performer:

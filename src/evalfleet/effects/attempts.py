@@ -60,7 +60,7 @@ from evalfleet.model import (
 )
 from evalfleet.names import INCOMING, PARTIAL, SCORE, artefacts_folder
 from evalfleet.policy import proven_online
-from evalfleet.ports import Answer, Channel, HostChannel
+from evalfleet.ports import Answer, Channel, Graded, HostChannel
 from evalfleet.state import AttemptState, MachineState, exceeds, is_ungradable, is_ungraded, steered_by
 
 from .machines import report_gone
@@ -606,7 +606,7 @@ async def grade_answers(tools: Tools) -> None:
 
 
 async def _grade(tools: Tools, hidden: Secrets) -> None:
-    grader = tools.benchmark.grader
+    grader = tools.benchmark.grader if isinstance(tools.benchmark, Graded) else None
     if grader is None:
         raise FleetError(f"the benchmark {tools.benchmark.name!r} has no grader for what its tasks answered")
     if tools.copy is not None:

@@ -48,7 +48,7 @@ from evalfleet.model import (
     seconds_between,
 )
 from evalfleet.names import safe_name
-from evalfleet.ports import Channel, HostChannel, Hosts, Place
+from evalfleet.ports import Channel, Extendable, HostChannel, Place, Stoppable
 from evalfleet.state import MachineState, kept_out
 
 from .tools import Tools, check_wanted
@@ -356,8 +356,13 @@ async def _until_ready(tools: Tools, channel: Channel) -> None:
 async def extend(tools: Tools, machine: MachineState, expires_at: Micros) -> None:
     """Move the time at which the place ends it by itself."""
     place = tools.place_of(machine)
+    if not isinstance(place, Extendable):
+        return
+    extendable = place
     try:
-        await tools.persist(lambda: place.extend(machine.id, lifetime_s(tools, machine, expires_at)), None)
+        await tools.persist(
+            lambda: extendable.extend(machine.id, lifetime_s(tools, machine, expires_at)), None
+        )
     except PlaceError:
         return  # it ends by itself at the expiry it has; policy ends it before
     tools.report(MachineLeaseSet(machine.id, expires_at))
@@ -442,10 +447,10 @@ async def stop(tools: Tools, machine: MachineState) -> None:
     """Stop it, and wait until its place says so. What it has on its disk stays."""
     place = tools.place_of(machine)
     await tools.drop_channel(machine.id)
-    if isinstance(place, Hosts):
-        hosts = place
+    if isinstance(place, Stoppable):
+        stoppable = place
         try:
-            await tools.persist(lambda: hosts.stop(machine.id), None)
+            await tools.persist(lambda: stoppable.stop(machine.id), None)
         except NoSuchMachine:
             report_gone(tools, machine, None)
             return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from itertools import islice
-from typing import cast
 
 from evalfleet.errors import (
     ChannelError,
@@ -128,7 +127,8 @@ async def _mend(tools: Tools, machine: MachineState, step: str) -> None:
             return
         await tools.drop_channel(machine.id)
         begun = tools.clock.now()
-        mendable, until = cast(Mendable, place), machine.expires_at  # its offer says that it is
+        assert isinstance(place, Mendable), "its offer says that it is"
+        mendable, until = place, machine.expires_at
         await tools.persist(
             lambda: mendable.mend(machine.id, step, lifetime_s(tools, machine, until)), PROVISIONING_TRIES
         )

@@ -26,6 +26,10 @@ Listing = SingleFlight[Mapping[MachineId, Machine]]
 """What exists in one place of one run or pool, asked by all its machines together."""
 
 
+FenceOf = Callable[[MachineId, Fence], Fence]
+"""What makes a stream's own fence the one that a machine is under."""
+
+
 class PollTempo(Protocol):
     """The part of the engine's tempo that effects need."""
 
@@ -69,6 +73,8 @@ class Tools:
     began_at: Micros = 0  # this controller
     copy: RunCopy | None = None
     """The run's copy in a store, if it has one."""
+    fence_of: FenceOf | None = None
+    """Of a pool, whose machines are under other fences while runs have them."""
     rescued: dict[AttemptId, Collected] = field(default_factory=dict[AttemptId, Collected])
     """Artefacts that came home before their attempt was reported as ended: its machine was soon to go."""
     metered: dict[AttemptId, Metered] = field(default_factory=dict[AttemptId, Metered])
@@ -123,6 +129,8 @@ class Tools:
             )
             seen = seen or known
             fence = Fence(self.state.plan.run, self.epoch, machine.offer.silent_s)
+            if self.fence_of is not None:
+                fence = self.fence_of(machine.id, fence)
             self._channels[machine.id] = self.place_of(machine).channel(seen, fence)
         return self._channels[machine.id]
 

@@ -1,4 +1,4 @@
-"""Places as a pool shows them: to its own controller, and to runs that borrow its machines."""
+"""A pool's machines: under whose fence they are, and as a place for runs that borrow them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import cast
 
 from msgspec import structs
 
@@ -33,14 +32,10 @@ from evalfleet.model import (
 )
 from evalfleet.policy.pool import awaited_area
 from evalfleet.ports import (
-    Belonging,
     Channel,
-    Dialled,
     Fence,
     HostChannel,
-    Hosts,
     ImageMaker,
-    Mendable,
     Place,
     TellStep,
 )
@@ -56,49 +51,6 @@ COMING = ("requested", "queued", "allocated", "up")
 log = logging.getLogger(__name__)
 
 
-class OwnPlace:
-    """A pool's machines, for its own controller: the place itself, under the pool's fence."""
-
-    def __init__(self, place: Place, holds: Holds) -> None:
-        self._place = place
-        self._holds = holds
-        self.offers, self.create, self.extend = place.offers, place.create, place.extend
-        self.list, self.delete, self.close = place.list, place.delete, place.close
-
-    @property
-    def name(self) -> str:
-        return self._place.name
-
-    @property
-    def _hosts(self) -> Hosts:
-        if not isinstance(self._place, Hosts):
-            raise PlaceError(f"machines of {self.name} cannot be stopped or looked into", transient=False)
-        return self._place
-
-    async def stop(self, machine: MachineId) -> None:
-        await self._hosts.stop(machine)
-
-    def shell(self, machine: Machine, command: Sequence[str]) -> Sequence[str]:
-        return self._hosts.shell(machine, command)
-
-    def remains(self) -> Sequence[Belonging]:
-        return self._hosts.remains()
-
-    async def dial(self, machine: Machine, port: int) -> Dialled:
-        return await self._hosts.dial(machine, port)
-
-    async def mend(self, machine: MachineId, step: str, expires_s: float) -> None:
-        await cast(Mendable, self._place).mend(machine, step, expires_s)  # its offer says that it is
-
-    @property
-    def estate(self) -> ImageMaker:
-        return estate_at(self._place)
-
-    def channel(self, machine: Machine, fence: Fence) -> Channel:
-        hold = self._holds.all().get(machine.id)
-        return self._place.channel(machine, pool_fence(self._holds.pool, hold, fence))
-
-
 def estate_at(place: Place) -> ImageMaker:
     """Raises RequestError where machines cannot become images."""
     if not isinstance(place, ImageMaker):
@@ -107,6 +59,11 @@ def estate_at(place: Place) -> ImageMaker:
             "machines from images"
         )
     return place
+
+
+def fence_of(holds: Holds, machine: MachineId, fence: Fence) -> Fence:
+    """Return the fence of the pool's own controller, by the hold that it has on the machine, if any."""
+    return pool_fence(holds.pool, holds.all().get(machine), fence)
 
 
 def pool_fence(pool: str, hold: Hold | None, fence: Fence) -> Fence:

@@ -26,7 +26,7 @@ from evalfleet.channels.supervisor.machine import DELETING, halt_machine, open_s
 from evalfleet.channels.supervisor.processes import host_environment
 from evalfleet.errors import ChannelError, NoSuchMachine, PlaceError
 from evalfleet.model import Machine, MachineId, Needs, Offer
-from evalfleet.ports import Belonging, Channel, Dialled, Fence, PlaceContext
+from evalfleet.ports import Channel, Dialled, Fence, PlaceContext
 
 START_S = 30.0
 
@@ -167,10 +167,6 @@ class LocalPlace:
             await asyncio.to_thread(remove_machine, directory)
         except OSError as err:
             raise PlaceError(f"{machine} cannot be removed: {err}", transient=True, scope="machine") from err
-
-    def remains(self) -> Sequence[Belonging]:
-        """A machine goes with all that is on it."""
-        return ()
 
     async def dial(self, machine: Machine, port: int) -> Dialled:
         return await asyncio.open_connection("127.0.0.1", port)

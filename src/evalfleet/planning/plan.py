@@ -461,4 +461,4 @@ def isolation_of(loaded: Loaded, place: PlaceSource) -> Isolation:
             f"place {place.name!r} has isolation = \"container\", and {loaded.name} has no 'image'; "
             "write one into its file, or --set isolation=user"
         )
-    return wanted or getattr(place.kind, "default_isolation", "auto")
+    return wanted or place.kind.default_isolation

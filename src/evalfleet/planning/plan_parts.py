@@ -18,7 +18,7 @@ from evalfleet.model import (
     Task,
     decodable,
 )
-from evalfleet.ports import Benchmark, FileBenchmark, Objects, Place, PlaceContext
+from evalfleet.ports import Benchmark, FileBenchmark, HasGuest, Objects, Place, PlaceContext
 from evalfleet.toml_tables import convert
 
 from .config import (
@@ -122,7 +122,7 @@ async def vetted(plan: Plan, secrets: Mapping[str, str]) -> list[str]:
     """What the benchmark finds doubtful now, before money is spent. RequestError for what cannot work."""
     benchmark = benchmark_of(plan)
     each = benchmark.inners if isinstance(benchmark, Repeated) else [benchmark]
-    guests = [guest for inner in each if (guest := inner.guest) is not None]
+    guests = [inner.guest for inner in each if isinstance(inner, HasGuest) and inner.guest is not None]
     checks = [check for guest in guests for check in await guest.examine(secrets)]
     for check in checks:
         if check.verdict == "bad":

@@ -1,18 +1,18 @@
 """Name | entry point | dotted path -> plug-in. A plug-in needs no edit of ours and is imported when used.
 
-A place is a class as `PlaceKind` says: `Settings` (a msgspec Struct that forbids unknown fields: the keys of
-`[places.NAME]` and of `--set`) and a classmethod `make(name, settings, context) -> Place`. A benchmark is a
-class as `benchmarks.loaded.BenchmarkKind` says. What else these two declare has a default: a class that does
-not declare it gets it when it is found.
+A place is a class that declares what `PlaceKind` lists: `Settings` (a msgspec Struct that forbids unknown
+fields: the keys of `[places.NAME]` and of `--set`) and `make`, a classmethod. A benchmark is a class that
+declares what `benchmarks.loaded.BenchmarkKind` lists. The rest has defaults.
 """
 
 from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from functools import cache
-from typing import Any, Literal, Protocol, cast, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_origin, get_type_hints
 
 import msgspec
 from msgspec import NODEFAULT, Struct
@@ -55,10 +55,12 @@ _CONTRACT: Mapping[Group, tuple[str, ...]] = {
 }
 
 
-class PlaceKind(Protocol):
-    """A class of places, as the table finds it."""
+@dataclass(frozen=True)
+class PlaceKind:
+    """A kind of places, as its class declares it."""
 
     Settings: type[Struct]
+    make: Callable[[str, Any, PlaceContext], Place]
     default_isolation: Isolation = "auto"
     """How attempts are kept apart on its machines, if neither its settings nor the benchmark say."""
     default_canary: int = 0
@@ -66,9 +68,11 @@ class PlaceKind(Protocol):
     machine_list: tuple[str, str] | None = None
     """Its setting that lists machines, and the one that says how many each of these is. Without --workers,
     all of them are used."""
+    machine_s: float = 0.0
+    """How long it takes, about, until a machine is ready."""
     changeable: tuple[str, ...] = ()
     """Settings that may change while machines live: they are read from evalfleet.toml anew."""
-    foreign_variables: Mapping[str, str] = {}
+    foreign_variables: Mapping[str, str] = field(default_factory=dict[str, str])
     """Environment variables of other programs that make such machines -> the settings that they stand for."""
     extra: str = ""
     """The extra of evalfleet that brings what it needs."""
@@ -77,7 +81,8 @@ class PlaceKind(Protocol):
     price_list: PriceList | None = None
     """What its machines cost, if there is a list."""
 
-    def make(self, name: str, settings: Any, context: PlaceContext) -> Place: ...
+
+KindT = TypeVar("KindT", PlaceKind, BenchmarkKind)
 
 
 class Setting(Struct, frozen=True):
@@ -101,12 +106,12 @@ class PlugIn(Struct, frozen=True):
 
 def place_kind(name: str) -> PlaceKind:
     """RequestError if there is none of this name, or it cannot be imported."""
-    return cast("PlaceKind", _find("place", name))
+    return _declared(_find("place", name), PlaceKind)
 
 
 def benchmark_kind(name: str) -> BenchmarkKind:
     """RequestError if there is none of this name, or it cannot be imported."""
-    return cast("BenchmarkKind", _find("benchmark", name))
+    return _declared(_find("benchmark", name), BenchmarkKind)
 
 
 def places() -> tuple[PlugIn, ...]:
@@ -182,15 +187,13 @@ def _checked(group: Group, target: str, found: object) -> object:
         raise RequestError(
             f"{target!r} is not a {group}: make its Settings a msgspec.Struct, forbid_unknown_fields=True"
         )
-    _declare(found, PlaceKind if group == "place" else BenchmarkKind)
     return found
 
 
-def _declare(found: object, kind: type[PlaceKind] | type[BenchmarkKind]) -> None:
-    """Give it the defaults of what it does not declare, so that everybody else can rely on all of it."""
-    for name in kind.__annotations__:
-        if hasattr(kind, name) and not hasattr(found, name):
-            setattr(found, name, getattr(kind, name))
+def _declared(found: object, kind: type[KindT]) -> KindT:
+    """Return what the class declares, with defaults for the rest."""
+    names = [each.name for each in fields(kind)]
+    return kind(**{name: getattr(found, name) for name in names if hasattr(found, name)})
 
 
 def _listing(group: Group) -> tuple[PlugIn, ...]:
@@ -199,11 +202,12 @@ def _listing(group: Group) -> tuple[PlugIn, ...]:
 
 def _described(group: Group, name: str, target: str) -> PlugIn:
     try:
-        found = cast("PlaceKind | BenchmarkKind", _find(group, name))
+        found = _find(group, name)
     except RequestError as e:  # one that is broken must not hide the others
         return PlugIn(name, target, problem=str(e))
     doc = (found.__doc__ or "").strip().partition("\n")[0]
-    return PlugIn(name, target, doc, settings_of(found))
+    kind = _declared(found, PlaceKind) if group == "place" else _declared(found, BenchmarkKind)
+    return PlugIn(name, target, doc, settings_of(kind))
 
 
 def _setting(info: msgspec.structs.FieldInfo, annotated: Any) -> Setting:

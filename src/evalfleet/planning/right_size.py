@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from msgspec import structs
 
 from evalfleet.model import Needs, Plan, Task
+from evalfleet.ports import HasGuest
 from evalfleet.schedules import is_static
 
 from .past import FEW_ATTEMPTS, DomainLoad
@@ -27,7 +28,8 @@ def right_sized(
     schedule all machines do for all tasks.
     """
     benchmark = benchmark_of(plan)
-    least = benchmark.guest.least_needs if benchmark.guest is not None else benchmark.needs
+    guest = benchmark.guest if isinstance(benchmark, HasGuest) else None
+    least = guest.least_needs if guest is not None else benchmark.needs
     sized = [needs_of_domain(benchmark.needs, least, loads.get(task.domain)) for task in tasks]
     if all(needs == benchmark.needs for needs in sized):
         return None, tuple(tasks)

@@ -132,8 +132,6 @@ class SimGrader:
 class SimBenchmark:
     """Tasks whose command means nothing, or `sleep N` when the scenario gives durations."""
 
-    guest = None
-
     def __init__(self, durations: Sequence[float] = (), grader: SimGrader | None = None) -> None:
         self._durations = durations
         self.grader = grader

@@ -86,7 +86,6 @@ class HalBenchmark:
     machine_names = "hal"
     result_reader = HalResultReader()
     result_writer = HalResultWriter()
-    guest = None
 
     def __init__(
         self,

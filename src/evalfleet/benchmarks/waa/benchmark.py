@@ -159,7 +159,6 @@ AROUND_GUEST, CLIENT_GB = 1.5, 4.0
 class WaaBenchmark:
     """Windows Agent Arena: tasks in real Windows, in a container on machines with KVM."""
 
-    grader = None
     Settings = WaaSettings
     machine_names = "waa-eval"
     appliance = WAA_APPLIANCE

@@ -17,7 +17,7 @@ from evalfleet.places.vm.answers import as_refusal
 from evalfleet.places.vm.place import UNSEEN, VmPlace, check_installed
 from evalfleet.places.vm.preflight import clock_doubt
 from evalfleet.places.vm.ssh_access import address_of
-from evalfleet.ports import Belonging, Check, Image, Made, PlaceContext, Preflight
+from evalfleet.ports import Belonging, Check, Image, Made, PlaceContext
 
 from . import leftovers, preflight, prices, retail
 from .answers import ArmFault
@@ -49,7 +49,7 @@ CLAIMS_S = 30.0
 log = logging.getLogger(__name__)
 
 
-class AzurePlace(VmPlace[Vm, GroupSnapshot], Preflight):
+class AzurePlace(VmPlace[Vm, GroupSnapshot]):
     """Virtual machines of Azure, made for us, stopped by Azure itself at their expiry, deleted after use."""
 
     Settings = AzureSettings

@@ -12,7 +12,7 @@ from msgspec import structs
 
 from evalfleet.channels.mailboxes import BOOT, CONCEAL, MailPilot
 from evalfleet.channels.supervisor.pilot import NO_KVM
-from evalfleet.errors import PlaceError, RequestError
+from evalfleet.errors import RequestError
 from evalfleet.model import Machine, MachineId, Needs, Offer
 from evalfleet.places.vm.answers import as_refusal
 from evalfleet.places.vm.place import UNSEEN
@@ -256,12 +256,6 @@ def without_mail(machine: Machine, boxes: BlobMailboxes, *, has_box: bool) -> Ma
     if not has_box and machine.phase == "up":
         return structs.replace(machine, phase="gone", detail="its mailbox, a container, was deleted")
     return machine
-
-
-def not_longer(machine: MachineId, what: str) -> PlaceError:
-    return PlaceError(
-        f"{machine}: {what} does not make the time of a job longer", transient=False, scope="machine"
-    )
 
 
 async def knock(arm: ArmClient, place: str, ask: Callable[[], Awaitable[object]]) -> Sequence[str]:

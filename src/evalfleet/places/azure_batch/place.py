@@ -7,15 +7,14 @@ ends the job deletes all of it: our delete, the pilot's end, or a wall clock of 
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import NoReturn
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import structs
 
+from evalfleet.channels.samples import Samples
 from evalfleet.channels.ssh.target import HostDown, HostLost, HostRefused
-from evalfleet.errors import MachineUnavailable, NoSuchMachine, PlaceError, RequestError
+from evalfleet.errors import MachineUnavailable, PlaceError
 from evalfleet.model import Machine, MachineId, Needs, Offer
 from evalfleet.places.azure.answers import ArmFault
 from evalfleet.places.azure.arm import ArmClient, ArmEndpoint
@@ -29,14 +28,13 @@ from evalfleet.places.azure.services import (
     belongings_of,
     check_priced,
     knock,
-    not_longer,
-    storage_checks,
-    without_mail,
 )
 from evalfleet.places.azure.sizes import vcpus
 from evalfleet.places.vm.answers import as_refusal, table
-from evalfleet.places.vm.place import UNSEEN, VmPlace, check_installed
-from evalfleet.ports import Belonging, Channel, Check, Dialled, Fence, Image, Made, PlaceContext, Preflight
+from evalfleet.places.vm.place import UNSEEN, VcpuCeiling, check_installed
+from evalfleet.places.vm.settings import MachineUse
+from evalfleet.places.vm.ssh_access import SshAccess
+from evalfleet.ports import Belonging, Channel, Check, Dialled, Fence, Made, PlaceContext
 
 from . import preflight
 from .registry import registry_login
@@ -56,39 +54,42 @@ from .service import (
 from .settings import AzureBatchSettings, BatchAccount, account_of
 from .storage import MailStorage
 from .template import END_S, START, JobBuild, NodeStart, job_body, job_id, mark_of, metadata, metadata_in
+from .ways import BatchWay, MailWay, SshWay
 
 log = logging.getLogger(__name__)
-MAILBOX = "mailbox"
-"""The address of a machine that nothing can connect to."""
 NO_SUCH_IMAGE = "set `image` and `node_agent` to what `az batch pool supported-images list` shows"
-NO_WAY_IN = "the node has no inbound NAT for port 22; give the pool one, or leave `pool` out"
 
 
-class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
+class AzureBatchPlace:
     """Nodes of Azure Batch, each held by a job of ours that ends by itself."""
 
     Settings = AzureBatchSettings
+    default_canary = 1
+    changeable = ("ssh_from",)
     extra = "azure"
     machine_s = 300.0
     price_list = RetailPrices()
 
     def __init__(
-        self, name: str, settings: AzureBatchSettings, account: BatchAccount, context: PlaceContext
+        self,
+        name: str,
+        settings: AzureBatchSettings,
+        account: BatchAccount,
+        context: PlaceContext,
+        batch: BatchClient,
+        storage: MailStorage,
+        way: BatchWay,
     ) -> None:
-        super().__init__(name, settings, account, context, ".azure_batch")
-        self._settings, self._account, self._environ = settings, account, context.environ
-        endpoint = ArmEndpoint("", account.endpoint, settings.scope or SCOPE, account.ca, CONTENT)
-        self._arm = ArmClient(endpoint, context.environ)
-        self._batch = BatchClient(self._arm)
+        self._name, self._settings, self._account, self._environ = name, settings, account, context.environ
+        self._home, self._folder = context.home_id, context.home
+        self._use: MachineUse = "pool" if context.for_pool else "run"
+        self._arm, self._batch, self._storage, self._way = batch.arm, batch, storage, way
         self._prefix = settings.name.partition("{machine}")[0].lower()
-        self._storage = MailStorage(settings, account, context.environ, self._arm)
-        self._boxes: BlobMailboxes | None = None
-        """Where machines are reached by those."""
-        if settings.reach == "mailbox":
-            opened = self._storage.blobs
-            lost_s = preflight.lost_s(settings)
-            self._boxes = BlobMailboxes("batch", context, account.owner, opened, self._arm.now, lost_s)
-        self._inventory = AccountInventory(self._batch, self._boxes, self._prefix, context.home_id)
+        self._samples = Samples(context.home)
+        self._ceiling = VcpuCeiling(settings.max_vcpus)
+        self._turns: dict[MachineId, asyncio.Lock] = {}
+        """Held by whoever makes or ends the machine: it is done once at a time."""
+        self._inventory = AccountInventory(self._batch, way.boxes, self._prefix, context.home_id)
         self._looks = ServiceLooks(self._look, settings.poll_s)
         self._meetings: dict[MachineId, asyncio.Task[None]] = {}
         self._troubles: dict[MachineId, str] = {}
@@ -105,17 +106,30 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
         check_installed(name, ("azure.identity", "azure.mgmt.resource", "aiohttp", "asyncssh"), "azure")
         account = account_of(name, settings, context)
         check_priced(name, settings, account.region, AzurePriceBook.of(context.home))
-        return cls(name, settings, account, context)
+        endpoint = ArmEndpoint("", account.endpoint, settings.scope or SCOPE, account.ca, CONTENT)
+        arm = ArmClient(endpoint, context.environ)
+        batch, storage = BatchClient(arm), MailStorage(settings, account, context.environ, arm)
+        parts = (name, settings, account, context, batch, storage)
+        if settings.reach == "mailbox":
+            lost_s = preflight.lost_s(settings)
+            boxes = BlobMailboxes("batch", context, account.owner, storage.blobs, arm.now, lost_s)
+            return cls(*parts, MailWay(boxes, storage, context))
+        access = SshAccess.of(name, settings, account.key, context, ".azure_batch")
+        return SshBatchPlace(*parts, SshWay(batch, access, public_ip=settings.public_ip))
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def owner(self) -> str:
+        return self._account.owner
 
     async def offers(self, needs: Needs) -> Sequence[Offer]:
         """By the list of prices: Batch is asked nothing."""
         self._kvm = needs.nested_virtualization
         book = AzurePriceBook.of(self._folder)
         return preflight.offers_of(self._name, self._settings, self._account.region, book, needs)
-
-    async def _let_us_in(self, machine: MachineId) -> bool:
-        """Batch would have to run a task for that, where the pilot has the only slot."""
-        return False
 
     # -- what exists -----------------------------------------------------------------------------
 
@@ -137,8 +151,7 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
         """Write down with the job that it has started: of all that look, the first one's word counts."""
         start = seen.first_start
         assert start is not None
-        if self._boxes is not None and not self._boxes.gone:
-            await self._boxes.mark_allocated(seen.machine, start.allocated)
+        await self._way.mark_allocated(seen.machine, start.allocated)
         # a node whose start task hangs or fails never comes to the pilot, whose own limit would end it
         await self._write(seen, start, constraints=ends_after(seen, start))
         return structs.replace(seen, start=start)
@@ -155,55 +168,26 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
     def _attend(self, seen: Sighting) -> None:
         """Meet the pilot, if it runs and nobody has yet; one that is met is let in by its key."""
         start = seen.start
-        if start is not None and start.address == MAILBOX:
-            return
-        if start is not None and start.key and seen.state == "active":
-            if not self._keys.has_host(seen.machine):
-                self._keys.pin(seen.machine, start.key)
+        if start is not None and self._way.has_met(seen, start):
             return
         is_running = str(seen.node.get("state", "")).lower() == "running"
         if start is None or not is_running or f"{seen.node.get('id')}.{seen.requeued}" != start.start:
             return
         under_way = self._meetings.get(seen.machine)
         if under_way is None or under_way.done():
-            meeting = self._meet(seen, start) if self._boxes is None else self._meet_by_mail(seen, start)
-            self._meetings[seen.machine] = asyncio.create_task(meeting)
+            self._meetings[seen.machine] = asyncio.create_task(self._meet(seen, start))
 
-    async def _meet_by_mail(self, seen: Sighting, start: NodeStart) -> None:
-        """Has the pilot written that it is there? It is written down with the job, too: so nobody looks
-        there again."""
-        assert self._boxes is not None
+    async def _meet(self, seen: Sighting, start: NodeStart) -> None:
         trouble = ""
         try:
-            if (await self._boxes.marks(seen.machine)).start is None:
-                trouble = await self._with_log(seen, "the pilot has not come to its mailbox yet")
-                return
-            await self._write(seen, structs.replace(start, address=MAILBOX))
-        except (PlaceError, ArmFault) as err:
+            if (met := await self._way.meet(seen, start)) is None:
+                trouble = await self._with_log(seen, self._way.silence)
+            else:
+                await self._write(seen, met)
+        except (HostDown, HostLost, HostRefused, PlaceError, ArmFault) as err:
             trouble = str(err)
         finally:
             self._troubles[seen.machine] = trouble
-
-    async def _meet(self, seen: Sighting, start: NodeStart) -> None:
-        """Come in for the first time: by the host key that the pilot has told Batch, as nobody else could."""
-        machine, trouble = seen.machine, ""
-        try:
-            key = await self._batch.host_key(str(seen.job["id"]))
-            if not key:
-                trouble = await self._with_log(seen, "the pilot has not told its host key yet")
-                return
-            address = seen.address or ("" if self._settings.public_ip else f"{seen.node.get('ipAddress')}:22")
-            if not address:
-                trouble = NO_WAY_IN
-                return
-            self._keys.pin(machine, key)
-            until = start.allocated + seen.life_s - self._arm.skew_s
-            await self._access.take(machine, address, until, None)
-            await self._write(seen, structs.replace(start, address=address, key=key))
-        except (HostDown, HostLost, HostRefused, MachineUnavailable, ArmFault) as err:
-            trouble = str(err)
-        finally:
-            self._troubles[machine] = trouble
 
     async def _with_log(self, seen: Sighting, trouble: str) -> str:
         """The trouble, and how the log of a task ends that should have told more by now."""
@@ -225,9 +209,7 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
             if machine.detail in REFUSALS.values():
                 self._note_refusal(found[machine.id], machine.detail)
         shown = [self._with_trouble(each) for each in shown]
-        if self._boxes is None:
-            return tuple(shown)
-        return tuple(without_mail(each, self._boxes, has_box=found[each.id].has_box) for each in shown)
+        return tuple(self._way.shown(each, has_box=found[each.id].has_box) for each in shown)
 
     def _with_trouble(self, machine: Machine) -> Machine:
         trouble = self._troubles.get(machine.id, "")
@@ -235,8 +217,6 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
             return structs.replace(machine, detail=f"{machine.detail}: {trouble}")
         if machine.phase != "pending":
             return machine
-        if trouble == NO_WAY_IN:
-            return structs.replace(machine, phase="gone", start="", detail=trouble)
         return structs.replace(machine, detail=trouble) if trouble else machine
 
     def _note_refusal(self, seen: Sighting, why: str) -> None:
@@ -260,14 +240,12 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
 
     async def _submit(self, machine: MachineId, offer: Offer, expires_s: float) -> None:
         until = job_ends_at(self._arm.now(), self._settings.queue_s, expires_s)
-        tags = tags_of(machine, self._home, self._owner, self._use, until, {})
-        pilot, registry = None, registry_login(self._settings, self._environ)
-        if self._boxes is not None:
-            if await self._is_there(machine):
-                return  # its orders are not written again: they would be taken for a second start's
-            wait_s = until - self._arm.now() - expires_s
-            pilot = await self._boxes.make(machine, expires_s, wait_s, kvm=self._kvm)
-        key = self._keys.login().public if pilot is None else ""
+        tags = tags_of(machine, self._home, self.owner, self._use, until, {})
+        registry = registry_login(self._settings, self._environ)
+        if await self._is_there(machine):
+            return  # its orders are not written again: they would be taken for a second start's
+        wait_s = until - self._arm.now() - expires_s
+        pilot, key = await self._way.prepare(machine, expires_s, wait_s, kvm=self._kvm)
         build = JobBuild(machine, offer.size, offer.spot, self._kvm, key, expires_s, tags, pilot, registry)
         try:
             await self._batch.add_job(job_body(self._settings, build))
@@ -295,22 +273,17 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
             raise MachineUnavailable(machine, "it is being deleted")
         return True
 
-    async def extend(self, machine: MachineId, expires_s: float) -> None:
-        raise not_longer(machine, "Batch")
-
     async def delete(self, machine: MachineId) -> None:
         """Delete the job, and with it all that it has brought; also what is left of one that is gone."""
         self._samples.drop(machine)
         if (meeting := self._meetings.pop(machine, None)) is not None:
             meeting.cancel()
-        await self._access.drop(machine)
+        await self._way.drop(machine)
         async with self._turn(machine):
             with as_refusal(self._named(machine)):
                 await self._batch.delete(f"jobs/{job_id(machine, self._settings.name)}")
                 await self._delete_pools(await self._batch.pools(), machine, self._home)
-            if self._boxes is not None:
-                await self._boxes.remove(machine)
-        self._keys.drop(machine)
+            await self._way.remove(machine)
         self._troubles.pop(machine, None)
 
     async def _delete_pools(self, pools: Iterable[dict[str, object]], machine: MachineId, home: str) -> None:
@@ -320,47 +293,22 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
             if (tags.get(MACHINE), tags.get(HOME)) == (machine, home):
                 await self._batch.delete(f"pools/{pool['id']}")
 
-    async def stop(self, machine: MachineId) -> None:
-        raise PlaceError(
-            f"{machine}: a node of Batch cannot be stopped and kept", transient=False, scope="machine"
-        )
-
-    async def mend(self, machine: MachineId, step: str, expires_s: float) -> None:
-        raise NoSuchMachine(machine)
-
     def _named(self, machine: MachineId) -> str:
         return f"job {job_id(machine, self._settings.name)} of {self._account.name}"
 
-    def _vcpus(self, size: str) -> int:
-        return vcpus(size)
+    def _turn(self, machine: MachineId) -> asyncio.Lock:
+        return self._turns.setdefault(machine, asyncio.Lock())
 
     async def close(self) -> None:
         for meeting in self._meetings.values():
             meeting.cancel()
         await asyncio.gather(*self._meetings.values(), return_exceptions=True)
-        await self._access.close()
+        await self._way.close()
         await self._storage.close()
         await self._arm.close()
 
-    # -- reaching them, where SSH does not ---------------------------------------------------------
-
     def channel(self, machine: Machine, fence: Fence) -> Channel:
-        if self._boxes is None:
-            return super().channel(machine, fence)
-        on_load = functools.partial(self._samples.keep, machine.id)
-        return self._boxes.channel(machine.id, fence, self._secrets, on_load)
-
-    def shell(self, machine: Machine, command: Sequence[str]) -> Sequence[str]:
-        self._check_ssh(machine)
-        return super().shell(machine, command)
-
-    async def dial(self, machine: Machine, port: int) -> Dialled:
-        self._check_ssh(machine)
-        return await super().dial(machine, port)
-
-    def _check_ssh(self, machine: Machine) -> None:
-        if self._boxes is not None:
-            raise RequestError(f"{machine.id} is reached by its mailbox alone: nothing can connect to it")
+        return self._way.channel(machine, fence)
 
     # -- before, and after -------------------------------------------------------------------------
 
@@ -378,8 +326,7 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
     async def _check(self) -> None:
         """Raises ArmFault if the account, or the storage of its mailboxes, does not let us in."""
         await self._batch.jobs(self._prefix)
-        if self._boxes is not None:  # what cannot be made cannot be seen to be gone, either
-            await storage_checks(await self._storage.blobs())
+        await self._way.check()
 
     async def examine(self, needs: Needs, workers: int = 1) -> Sequence[Check]:
         blobs = self._storage.blobs
@@ -389,8 +336,9 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
     async def belongings(self) -> Sequence[Belonging]:
         """What is evalfleet's in the account, of all homes: jobs, and pools that their jobs have left."""
         with as_refusal(UNSEEN):
-            jobs, pools = await asyncio.gather(self._batch.jobs(self._prefix), self._batch.pools())
-            boxes = () if self._boxes is None else await self._boxes.left()
+            jobs, pools, boxes = await asyncio.gather(
+                self._batch.jobs(self._prefix), self._batch.pools(), self._way.boxes_left()
+            )
         shown = (("job", jobs), ("pool", pools))
         parts = [(what, str(each.get("id")), metadata_in(each)) for what, all in shown for each in all]
         parts += [("mailbox", box.name, dict(box.tags)) for box in boxes]
@@ -405,36 +353,28 @@ class AzureBatchPlace(VmPlace[Sighting, "NoSnapshot"], Preflight):
                 else:
                     await self._batch.delete(f"{what}s/{id}")
 
-    # -- images, which nodes do not become -----------------------------------------------------------
 
-    async def reserve(self, machine: MachineId, image: str) -> None:
-        self._no_images()
+class SshBatchPlace(AzureBatchPlace):
+    """Nodes that SSH leads to, so that people can look into them."""
 
-    async def capture(
+    def __init__(
         self,
-        machine: Machine,
-        image: str,
-        rest: Callable[[], Awaitable[None]],
-        tell: Callable[[str], None],
-    ) -> Image:
-        self._no_images()
+        name: str,
+        settings: AzureBatchSettings,
+        account: BatchAccount,
+        context: PlaceContext,
+        batch: BatchClient,
+        storage: MailStorage,
+        way: SshWay,
+    ) -> None:
+        super().__init__(name, settings, account, context, batch, storage, way)
+        self._access = way.access
 
-    def _no_images(self) -> NoReturn:
-        raise RequestError(
-            "nodes of Batch cannot be captured; make the image with `azure_vm`, and name it in `image`"
-        )
+    def shell(self, machine: Machine, command: Sequence[str]) -> Sequence[str]:
+        return self._access.shell(machine, command)
 
-    async def images(self) -> Sequence[Image]:
-        return ()
-
-    async def drop_image(self, image: Image) -> None:
-        self._no_images()
-
-
-class NoSnapshot:
-    """What VmPlace would hold snapshots as; machines of this place are seen by `list` alone."""
-
-    vms: Mapping[MachineId, object] = {}
+    async def dial(self, machine: Machine, port: int) -> Dialled:
+        return await self._access.dial(machine, port)
 
 
 def _size_of(seen: Sighting) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
 from urllib.parse import quote
 
@@ -16,7 +16,6 @@ from evalfleet.model import Machine, MachineId, decodable
 from evalfleet.places.azure.answers import ArmFault
 from evalfleet.places.azure.arm import ArmClient
 from evalfleet.places.azure.blobs import BlobContainer
-from evalfleet.places.azure.mailboxes import BlobMailboxes
 from evalfleet.places.azure.names import HOME, MACHINE
 from evalfleet.places.azure.services import REFUSALS
 from evalfleet.places.vm.answers import Json, rows, table
@@ -217,14 +216,20 @@ class BatchClient:
 class AccountInventory:
     """What exists of one home in an account. Three lists show it; more is asked of machines that change."""
 
-    def __init__(self, client: BatchClient, boxes: BlobMailboxes | None, prefix: str, home: str) -> None:
-        """`boxes`: where machines are reached by those."""
+    def __init__(
+        self,
+        client: BatchClient,
+        boxes: Callable[[], Awaitable[Sequence[BlobContainer]]],
+        prefix: str,
+        home: str,
+    ) -> None:
+        """`boxes`: the mailboxes of all homes, where machines are reached by those."""
         self._client, self._boxes, self._prefix, self._home = client, boxes, prefix, home
 
     async def look(self) -> Mapping[MachineId, Sighting]:
         client = self._client
         jobs, pools, running, boxes = await asyncio.gather(
-            client.jobs(self._prefix), client.pools(), client.running(), self._all_boxes()
+            client.jobs(self._prefix), client.pools(), client.running(), self._boxes()
         )
         found: dict[MachineId, Sighting] = {}
         by_id = {str(pool.get("id")): pool for pool in pools}
@@ -244,9 +249,6 @@ class AccountInventory:
                 found[machine] = structs.replace(found.get(machine) or Sighting(machine, {}), has_box=True)
         closer = await asyncio.gather(*(self._closer(each, running) for each in found.values()))
         return {each.machine: each for each in closer}
-
-    async def _all_boxes(self) -> Sequence[BlobContainer]:
-        return () if self._boxes is None else await self._boxes.seen()
 
     async def _closer(self, seen: Sighting, running: Mapping[str, int]) -> Sighting:
         """Ask for its node and its task, unless it is up and its one node still runs the one task."""

@@ -31,7 +31,7 @@ from evalfleet.places.vm.place import UNSEEN, Snapshots, VmPlace, check_installe
 from evalfleet.places.vm.preflight import machine_words
 from evalfleet.places.vm.settings import VmAccount, VmSettings
 from evalfleet.places.vm.ssh_access import RunningVm, SshKeys
-from evalfleet.ports import Belonging, Check, Made, PlaceContext, Preflight
+from evalfleet.ports import Belonging, Check, Made, PlaceContext
 
 from . import preflight
 from .service import MlClient
@@ -275,7 +275,7 @@ def box_name(machine: MachineId, form: str) -> str:
     return f"{BOXES}{job_name(machine, form)}"[:63].rstrip("-")
 
 
-class AzureMlInstances(VmPlace[MlInstance, InstanceSnapshot], Preflight):
+class AzureMlInstances(VmPlace[MlInstance, InstanceSnapshot]):
     """Compute instances, each a machine. `pool` starts and stops them."""
 
     Settings = AzureMlSettings

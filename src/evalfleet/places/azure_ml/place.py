@@ -29,13 +29,12 @@ from evalfleet.places.azure.services import (
     belongings_of,
     check_priced,
     knock,
-    not_longer,
     without_mail,
 )
 from evalfleet.places.vm.answers import Json, as_refusal, table
 from evalfleet.places.vm.place import UNSEEN, check_installed
 from evalfleet.places.vm.settings import MachineUse
-from evalfleet.ports import Belonging, Channel, Check, Fence, Made, PlaceContext, Preflight
+from evalfleet.ports import Belonging, Channel, Check, Fence, Made, PlaceContext
 
 from . import preflight
 from .instances import AzureMlInstances
@@ -75,7 +74,7 @@ QUIET_S = 60.0
 """A machine that has not told its load for so long: Azure Monitor is asked for it."""
 
 
-class AzureMlPlace(Preflight):
+class AzureMlPlace:
     """Jobs of Azure Machine Learning, each a machine that takes task after task."""
 
     Settings = AzureMlSettings
@@ -272,9 +271,6 @@ class AzureMlPlace(Preflight):
         environment = await self._client.add_environment(version, environment_body(settings.image))
         build = MlJobBuild(machine, cluster, self._kvm, pilot, expires_s, environment, tags)
         await self._client.add_job(name, job_body(settings, self._account, build))
-
-    async def extend(self, machine: MachineId, expires_s: float) -> None:
-        raise not_longer(machine, "Azure ML")
 
     async def delete(self, machine: MachineId) -> None:
         """End the job, and remove all there is of it; with a run's last job its cluster goes, too."""

@@ -8,13 +8,13 @@ import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import ClassVar
 
-from evalfleet.errors import MachineUnavailable, NoSuchMachine, PlaceError, RequestError
+from evalfleet.errors import MachineUnavailable, PlaceError, RequestError
 from evalfleet.model import Machine, MachineId, Needs, Offer
 from evalfleet.names import NO_HOME
 from evalfleet.places.vm.answers import as_refusal
 from evalfleet.places.vm.place import UNSEEN, VmPlace, check_installed
 from evalfleet.places.vm.preflight import clock_doubt
-from evalfleet.ports import Belonging, Check, Image, Made, PlaceContext, Preflight
+from evalfleet.ports import Belonging, Check, Image, Made, PlaceContext
 
 from . import leftovers, preflight, prices
 from .answers import GoogleFault
@@ -35,7 +35,7 @@ AT_LIMIT = "Google ended it at its limit"
 log = logging.getLogger(__name__)
 
 
-class GcePlace(VmPlace[Instance, ProjectSnapshot], Preflight):
+class GcePlace(VmPlace[Instance, ProjectSnapshot]):
     """Virtual machines of Google's Compute Engine, made for us, deleted by Google itself at their limit."""
 
     Settings = GceSettings
@@ -221,17 +221,6 @@ class GcePlace(VmPlace[Instance, ProjectSnapshot], Preflight):
                 await asyncio.gather(*(self._lifecycle.delete(vm.path) for vm in snapshot.doubles))
         except GoogleFault as fault:
             log.warning("%s", fault.refusal("machines are not looked after"))
-
-    async def extend(self, machine: MachineId, expires_s: float) -> None:
-        """Google moves the limit of a machine only while it is stopped."""
-        if machine not in (await self._snapshot()).vms:
-            raise NoSuchMachine(machine)
-        raise PlaceError(
-            f"{machine}: Google does not move the limit of a machine that runs; stopped and started again, "
-            "it gets a new one",
-            transient=False,
-            scope="machine",
-        )
 
     def _named(self, machine: MachineId) -> str:
         return f"{name_of(machine, self._settings.name)} in {self._account.project}"

@@ -33,7 +33,7 @@ from evalfleet.channels.samples import Samples
 from evalfleet.channels.supervisor.files import job_name
 from evalfleet.errors import ChannelError, PlaceError, RequestError
 from evalfleet.model import Machine, MachineId, Needs, Offer
-from evalfleet.ports import Belonging, Channel, Check, Fence, HostKey, PlaceContext, Preflight
+from evalfleet.ports import Belonging, Channel, Check, Fence, HostKey, PlaceContext
 from evalfleet.single_flight import SingleFlight
 from evalfleet.version import install_command
 
@@ -116,7 +116,7 @@ class Survey(Struct, frozen=True):
     """When the mark of each start was first seen, by our own clock."""
 
 
-class SlurmPlace(Preflight):
+class SlurmPlace:
     """Jobs of a Slurm cluster, each a machine that takes task after task."""
 
     Settings = SlurmSettings
@@ -445,11 +445,6 @@ class SlurmPlace(Preflight):
         options = [f"--{name}={value}" for name, value in wishes.items() if value]
         return ("--nodes=1", "--ntasks=1", f"--time={limit(seconds)}", *options, *settings.sbatch)
 
-    async def extend(self, machine: MachineId, expires_s: float) -> None:
-        raise PlaceError(
-            f"{machine}: Slurm does not let its users extend jobs", transient=False, scope="machine"
-        )
-
     async def delete(self, machine: MachineId) -> None:
         self._samples.drop(machine)
         await self._delete(self._context.home_id, machine)
@@ -599,10 +594,10 @@ class SlurmPlace(Preflight):
                 if self._bucket is not None:
                     await self._bucket.boxes.uproot(name)
 
-    async def unknown_keys(self) -> Sequence[HostKey] | None:
+    async def unknown_keys(self) -> Sequence[HostKey]:
         """The login node's; Slurm knows its nodes."""
         if self._node is None:
-            return None
+            return ()
         from evalfleet.places.ssh.examination import host_key
 
         err = await self._node.unknown_key()

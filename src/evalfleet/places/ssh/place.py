@@ -29,7 +29,7 @@ from evalfleet.channels.ssh.target import (
 from evalfleet.clock import wall_seconds
 from evalfleet.errors import ChannelError, MachineUnavailable, NoSuchMachine, PlaceError, RequestError
 from evalfleet.model import Machine, MachineId, Needs, Offer
-from evalfleet.ports import Belonging, Channel, Check, Dialled, Fence, HostKey, PlaceContext, Preflight
+from evalfleet.ports import Belonging, Channel, Check, Dialled, Fence, HostKey, PlaceContext
 from evalfleet.version import install_command
 
 from .examination import LONGEST_ASIDE_S, SWITCH_ON, examine_host, host_key, write_down
@@ -110,7 +110,7 @@ def _user() -> str:
         return str(os.getuid())
 
 
-class SshPlace(Preflight):
+class SshPlace:
     """Hosts reached by SSH, a machine each: locked while we use them, and given back clean."""
 
     Settings = SshSettings

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import time
 from abc import abstractmethod
@@ -15,14 +14,13 @@ from typing import Generic, Protocol, TypeVar
 from evalfleet.channels.samples import Samples
 from evalfleet.errors import PlaceError, RequestError
 from evalfleet.model import Machine, MachineId, Offer
-from evalfleet.names import safe_name
-from evalfleet.ports import Belonging, Channel, Dialled, Fence, PlaceContext
+from evalfleet.ports import Channel, Dialled, Fence, PlaceContext
 from evalfleet.single_flight import SingleFlight
 from evalfleet.version import install_command
 
 from .answers import CloudFault, as_refusal
 from .settings import MachineUse, VmAccount, VmSettings
-from .ssh_access import Readiness, RunningVm, SshAccess, SshKeys, SshLogin
+from .ssh_access import Readiness, RunningVm, SshAccess
 
 log = logging.getLogger(__name__)
 
@@ -94,9 +92,6 @@ class VmPlace(Generic[V, SnapshotT]):
         self, name: str, settings: VmSettings, account: VmAccount, context: PlaceContext, folder: str
     ) -> None:
         """`folder`: in the home, with the keys of all places of this kind."""
-        keys = SshKeys(context.home / folder / safe_name(name), account.key)
-        agent = context.environ.get("SSH_AUTH_SOCK")
-        login = SshLogin(settings.user, settings.port, settings.jump, settings.answer_s, agent)
         self._name = name
         self._user = settings.user
         self._use: MachineUse = "pool" if context.for_pool else "run"
@@ -104,10 +99,9 @@ class VmPlace(Generic[V, SnapshotT]):
         self._folder = context.home
         self._answer_s = settings.answer_s
         self._owner = account.owner
-        self._secrets = context.secrets
         self._samples = Samples(context.home)
-        self._keys = keys
-        self._access = SshAccess(login, keys, context.home_id, self._let_us_in)
+        self._access = SshAccess.of(name, settings, account.key, context, folder, self._let_us_in)
+        self._keys = self._access.keys
         self._readiness = Readiness(self._access)
         self._ceiling = VcpuCeiling(settings.max_vcpus)
         self._trials = OfferTrials()
@@ -221,23 +215,13 @@ class VmPlace(Generic[V, SnapshotT]):
             return False
 
     def channel(self, machine: Machine, fence: Fence) -> Channel:
-        from evalfleet.channels.ssh.channel import SshChannel
-
-        if machine.host_key and not self._keys.has_host(machine.id):
-            self._keys.pin(machine.id, machine.host_key)  # another computer made it, and has told which it is
-        on_load = functools.partial(self._samples.keep, machine.id)
-        host_home = self._access.host_home(machine.id, machine.address)
-        return SshChannel(host_home, machine.id, fence, self._secrets, on_load, made=True)
+        return self._access.channel(machine, fence)
 
     def shell(self, machine: Machine, command: Sequence[str]) -> Sequence[str]:
         return self._access.shell(machine, command)
 
-    def remains(self) -> Sequence[Belonging]:
-        """A machine goes with all that is on it."""
-        return ()
-
     async def dial(self, machine: Machine, port: int) -> Dialled:
-        return await self._access.host_home(machine.id, machine.address).host.dial(port)
+        return await self._access.dial(machine, port)
 
     async def close(self) -> None:
         await self._access.close()

@@ -16,12 +16,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import Struct
 
+from evalfleet.channels.samples import Samples
 from evalfleet.channels.ssh.target import Access, HostDown, HostLost, HostRefused, Target, openssh
 from evalfleet.clock import pauses, wall_seconds
 from evalfleet.errors import MachineMute, MachineUnavailable, PlaceError
 from evalfleet.files import OURSELVES, create, replace
 from evalfleet.model import Machine, MachineId
 from evalfleet.names import safe_name
+from evalfleet.ports import Channel, Dialled, Fence, PlaceContext
+
+from .settings import VmSettings
 
 if TYPE_CHECKING:
     from evalfleet.channels.ssh.host_home import HostAnswer, HostHome
@@ -46,22 +50,41 @@ class SshLogin(Struct, frozen=True):
 
 
 class SshAccess:
-    """The SSH connections to a place's VMs, one a machine, and the orders that are given over them."""
+    """The SSH connections to a place's machines, one a machine, and the orders that are given over them."""
 
     def __init__(
         self,
         login: SshLogin,
         keys: SshKeys,
         home: str,
+        secrets: Mapping[str, str],
+        samples: Samples,
         let_in: Callable[[MachineId], Awaitable[bool]] | None = None,
     ) -> None:
         """`let_in`: has the cloud let our key into a machine that refuses it. Is that under way?"""
+        self.keys = keys
         self._login = login
         self._let_in = let_in
-        self._keys = keys
         self._home = home
+        self._secrets, self._samples = secrets, samples
         self._handshakes = asyncio.Semaphore(HANDSHAKES)
         self._homes: dict[MachineId, HostHome] = {}
+
+    @classmethod
+    def of(
+        cls,
+        place: str,
+        settings: VmSettings,
+        key: str,
+        context: PlaceContext,
+        folder: str,
+        let_in: Callable[[MachineId], Awaitable[bool]] | None = None,
+    ) -> SshAccess:
+        """`folder`: in the home, with the keys of all places of this kind. `key`: the user's own, if any."""
+        keys = SshKeys(context.home / folder / safe_name(place), key)
+        agent = context.environ.get("SSH_AUTH_SOCK")
+        login = SshLogin(settings.user, settings.port, settings.jump, settings.answer_s, agent)
+        return cls(login, keys, context.home_id, context.secrets, Samples(context.home), let_in)
 
     @property
     def in_use(self) -> Sequence[MachineId]:
@@ -106,6 +129,18 @@ class SshAccess:
             raise MachineUnavailable(machine, answer.detail)
         return answer
 
+    def channel(self, machine: Machine, fence: Fence) -> Channel:
+        from evalfleet.channels.ssh.channel import SshChannel
+
+        if machine.host_key and not self.keys.has_host(machine.id):
+            self.keys.pin(machine.id, machine.host_key)  # another computer made it, and has told which it is
+        on_load = functools.partial(self._samples.keep, machine.id)
+        host_home = self.host_home(machine.id, machine.address)
+        return SshChannel(host_home, machine.id, fence, self._secrets, on_load, made=True)
+
+    async def dial(self, machine: Machine, port: int) -> Dialled:
+        return await self.host_home(machine.id, machine.address).host.dial(port)
+
     async def is_silent(self, address: str) -> bool:
         """Does nobody listen there yet? Nothing is said to who does. What is behind a jump host, or has no
         address, is not known to be silent."""
@@ -137,8 +172,8 @@ class SshAccess:
         others = _users_known_hosts() if login.jump else ""
         return Access(
             user=login.user,
-            key=str(self._keys.login().path),
-            known_hosts=str(self._keys.known_hosts(machine, host, port, others)),
+            key=str(self.keys.login().path),
+            known_hosts=str(self.keys.known_hosts(machine, host, port, others)),
             jump=login.jump or None,
             connect_timeout_s=min(CONNECT_S, login.connect_timeout_s),
             agent=login.agent if login.jump else None,
