@@ -237,16 +237,14 @@ class Offer(Struct, frozen=True, omit_defaults=True):
     """How long its machines are expected to wait there; None: nobody can tell."""
     max_queue_s: float | None = None
     """How long a machine may wait there before it is given up; None: for ever."""
-    start_s: float | None = None
-    """How long a machine may run before our supervisor answers there; None: as long as it may take to be
-    ready, or ten minutes if it is a job of a service."""
     extendable: bool = True
     """The life of a machine can be made longer, in all up to `max_life_s`."""
     max_life_s: float | None = None
     silent_s: float = 8.0
     """After how long without a word a machine's channel gives up. It is alike in all offers of one place."""
     boot_s: float | None = None
-    """How long its machines may take from their start until they can be reached; None: `Limits` says."""
+    """How long its machines may take from their start until they can be reached; None: `Limits` says, and
+    ten minutes for a job of a service."""
     lost_s: float = 12.0
     """How long a machine may be silent in all before it is given up, while others that are reached in the
     same way are heard. It is alike in all offers of one place."""

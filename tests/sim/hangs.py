@@ -21,7 +21,7 @@ def hangs() -> dict[str, Scenario]:
     plain = _scenario()
     slow = replace(plain.faults, queue_s=(200_000.0, 200_000.0))
     impatient = structs.replace(OFFERS["service"][0], max_queue_s=600.0)
-    pulling = structs.replace(OFFERS["service"][0], start_s=PREPARE_S, boot_s=PREPARE_S)
+    pulling = structs.replace(OFFERS["service"][0], boot_s=PREPARE_S)
     tasks = tuple(structs.replace(task, stall_s=600.0) for task in plain.tasks)
     return {
         "running_never_started": replace(plain, troubles=(Trouble("service", never_boots=1.0),)),

@@ -255,7 +255,7 @@ class _NeverStarted(Exception):
 
 async def _boot_in_time(tools: Tools, machine: MachineState, begun: Micros) -> Machine:
     """A service may say for hours that a job runs whose container never started."""
-    limit_s = machine.offer.start_s or (SERVICE_START_S if machine.offer.queues else None)
+    limit_s = (machine.offer.boot_s or SERVICE_START_S) if machine.offer.queues else None
     if limit_s is None:
         return await _boot(tools, machine)
     spent_s = seconds_between(begun, tools.clock.now())

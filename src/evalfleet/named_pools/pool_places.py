@@ -104,18 +104,33 @@ class LentPlace:
         return self._place.name
 
     async def offers(self, needs: Needs) -> Sequence[Offer]:
-        """The pool's machines at the price that it pays: a run is charged for the time it had them."""
+        """The pool's machines at the price that it pays: a run is charged for the time it had them.
+
+        How they are made, mended, extended and swept away is the pool's affair, and left out.
+        """
         pool = self._pool()
         offers = [machine.offer for machine in self._own(pool)] or await self._place.offers(needs)
         many = max(len(pool.machines), pool.state.limits.workers)
-        lent = {"size": BORROWED, "capacity": many, "lent": True, "settle_s": 0.0}
-        # the pool's machines are the pool's to mend, its spot machines' places are its own affair, and it
-        # pays what they cost when no run has them
-        free = {"idle_usd_per_hour": 0.0, "sweep_s": 0.0, "linger_s": 0.0}
-        free |= {"least_life_s": 0.0, "least_billed_s": 0.0}
-        # a hold begins when it is taken, and is asked of nobody else
-        at_once = {"queues": False, "extendable": True, "max_life_s": None, "creates_a_minute": None}
-        return [structs.replace(each, **lent, **free, **at_once, mends=()) for each in offers[:1]]
+        return [
+            Offer(
+                offer.place,
+                BORROWED,
+                offer.region,
+                offer.usd_per_hour,
+                offer.spot,
+                offer.billing_step_s,
+                capacity=many,
+                teardown_s=offer.teardown_s,
+                priced=offer.priced,
+                silent_s=offer.silent_s,
+                lost_s=offer.lost_s,
+                has=offer.has,
+                cpus=offer.cpus,
+                memory_gb=offer.memory_gb,
+                lent=True,
+            )
+            for offer in offers[:1]
+        ]
 
     async def create(self, machine: MachineId, offer: Offer, expires_s: float) -> None:
         hold = self._take(machine, offer, expires_s)

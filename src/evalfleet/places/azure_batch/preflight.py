@@ -50,7 +50,6 @@ def offers_of(
             capacity=settings.max_vcpus // size.cpus if settings.max_vcpus else None,
             teardown_s=max(END_S, settings.teardown_s),
             sweep_s=SWEEP_S,
-            start_s=start_s,
             boot_s=start_s + READY_S,
             silent_s=MAIL_SILENT_S if by_mail else 20.0,
             lost_s=lost_s(settings),

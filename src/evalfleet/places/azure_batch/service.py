@@ -75,8 +75,6 @@ class Sighting(Struct, frozen=True):
     """What is known of its first start."""
     has_box: bool = False
     """Is there a mailbox of its own?"""
-    users_pool: Json = {}
-    """The pool that it waits in, where that is the user's."""
     words: str = ""
     """The last line of the log of its start task, or of its task, if that has failed."""
 
@@ -132,21 +130,6 @@ class BatchClient:
     async def pools(self) -> list[Json]:
         """Those that Batch has made for jobs of ours."""
         return await self.arm.all("/pools", VERSION, **{"$filter": f"startswith(id,'{PREFIX}')"})
-
-    async def pool(self, id: str) -> Json | None:
-        return await self.arm.find(f"/pools/{id}", VERSION)
-
-    async def active_jobs(self) -> list[Json]:
-        """Of everybody."""
-        return await self.arm.all("/jobs", VERSION, **{"$filter": "state eq 'active'"})
-
-    async def scale(self, pool: str, formula: str, every: str) -> None:
-        body = {"autoScaleFormula": formula, "autoScaleEvaluationInterval": every}
-        await self.arm.send("POST", f"/pools/{pool}/enableautoscale", VERSION, body)
-
-    async def stop_scaling(self, pool: str) -> None:
-        """It keeps the nodes that it has."""
-        await self.arm.send("POST", f"/pools/{pool}/disableautoscale", VERSION)
 
     async def nodes(self, pool: str) -> list[Json]:
         try:
@@ -264,8 +247,6 @@ class AccountInventory:
             return structs.replace(seen, task=task, words=words)
         nodes = await self._client.nodes(_pool_of(seen.job))
         where = str(table(task.get("nodeInfo")).get("nodeId", ""))
-        if not seen.pool:  # in a pool of the user's, which has others' nodes, too
-            nodes = [node for node in nodes if where and node.get("id") == where]
         chosen = [node for node in nodes if node.get("id") == where] or nodes
         node = chosen[0] if chosen else {}
         words = ""
@@ -350,9 +331,8 @@ def _start_failed(seen: Sighting, shown: Machine) -> Machine:
 
 
 def _waiting(seen: Sighting) -> Machine:
-    where = seen.pool or seen.users_pool
-    errors = rows(where.get("resizeErrors"))
-    if errors and where.get("allocationState") == "steady":
+    errors = rows(seen.pool.get("resizeErrors"))
+    if errors and seen.pool.get("allocationState") == "steady":
         remedy = REMEDIES.get(str(errors[0].get("code", "")).lower(), "other `sizes` are tried")
         return Machine(seen.machine, "gone", ran_s=0.0, detail=f"Batch: {_words(errors[0])}; {remedy}")
     wrong = table(table(seen.job.get("executionInfo")).get("schedulingError"))

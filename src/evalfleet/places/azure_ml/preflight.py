@@ -65,7 +65,6 @@ def offers_of(
             teardown_s=END_S,
             sweep_s=kept_s,
             linger_s=kept_s,
-            start_s=settings.prepare_s + settings.start_s,
             boot_s=settings.prepare_s + settings.start_s,
             silent_s=MAIL_SILENT_S,
             lost_s=settings.lost_s,
