@@ -163,7 +163,7 @@ class Arm:
         return shown
 
     def _put(self, call: Call, id: ResourceId, body: Json, hold_s: float) -> Answer:
-        put = self._cloud.put(id, body, hold_s)
+        put = self._cloud.put(id, body, call.asks("api-version"), hold_s)
         status = 201 if put.created else 200
         headers = {}
         if put.operation is not None:

@@ -138,8 +138,11 @@ class Cloud:
 
     # -- writing -------------------------------------------------------------------------------
 
-    def put(self, id: ResourceId, body: Json, hold_s: float = 0.0) -> Put:
-        """Validate, keep, and start what takes longer. `hold_s`: it starts that much later."""
+    def put(self, id: ResourceId, body: Json, version: str, hold_s: float = 0.0) -> Put:
+        """Validate by this version of the API, keep, and start what takes longer.
+
+        `hold_s`: it starts that much later.
+        """
         kind = self.kind(id)
         body = canonical(body)
         self._may_write(id, body)
@@ -147,7 +150,7 @@ class Cloud:
         if old is not None and old.busy is not None and not old.busy.done.is_set():
             raise kind.is_busy(old)
         location = self._location(kind, id, body, old)
-        kind.check(id, {**body, "location": location}, old)
+        kind.check(id, {**body, "location": location, "apiVersion": version}, old)
         resource = old or kind.make(id, location, self.clock.now())
         resource.properties = kind.keep(body.get("properties") or {}, old)
         resource.extra = extra_of(body)

@@ -216,7 +216,8 @@ class Deployments:
         step.state = "Running"
         item = step.item
         hold_s = self._cloud.faults.hold_s("PUT", str(item.id))
-        put = self._cloud.put(item.id, deployment.plan.body(item), hold_s)
+        version = str(deployment.plan.expressions.value(item.raw["apiVersion"]))
+        put = self._cloud.put(item.id, deployment.plan.body(item), version, hold_s)
         if put.operation is not None:
             try:
                 await put.operation.outcome()

@@ -44,6 +44,7 @@ class VmRules:
         zone = self._zone(body)
         self._cloud.catalog.check_offered(size, body["location"], zone)
         self._fits(size, self._image(properties, body["location"]), properties)
+        self._security(properties, body["apiVersion"])
         self._os(id, properties.get("osProfile"))
         self._disk(id, size, properties)
         self._spot(size, properties)
@@ -133,6 +134,17 @@ class VmRules:
         generation = str(definition.properties.get("hyperVGeneration") or "V1")
         return Image(generation, size_gib=int(version.details["size_gib"]))
 
+    def _security(self, properties: Json, version: str) -> None:
+        # Before version 2025-11-01, to name "Standard" takes a feature that few subscriptions have.
+        allowed = ["", "trustedlaunch", "confidentialvm"]
+        if version >= "2025-11-01" or "usestandardsecuritytype" in self._cloud.features:
+            allowed.append("standard")
+        if str(dig(properties, "securityProfile.securityType") or "").lower() not in allowed:
+            raise invalid(
+                "The value of parameter securityProfile.securityType is invalid.",
+                "securityProfile.securityType",
+            )
+
     def _fits(self, size: Size, image: Image, properties: Json) -> None:
         if image.architecture != size.architecture:
             raise ArmError(
@@ -151,14 +163,7 @@ class VmRules:
                 f"The selected VM size '{size.name}' cannot boot Hypervisor Generation "
                 f"'{image.generation[1:]}'.",
             )
-        # "Standard" is what who names none gets; to name it takes a feature that few subscriptions have
         security = str(dig(properties, "securityProfile.securityType") or "").lower()
-        named = ("standard",) if "usestandardsecuritytype" in self._cloud.features else ()
-        if security not in ("", "trustedlaunch", "confidentialvm", *named):
-            raise invalid(
-                "The value of parameter securityProfile.securityType is invalid.",
-                "securityProfile.securityType",
-            )
         if security == "trustedlaunch" and image.generation == "V1":
             raise ArmError(400, "BadRequest", "Security type 'TrustedLaunch' needs a generation 2 image.")
         smallest = dig(properties, "storageProfile.osDisk.diskSizeGB")

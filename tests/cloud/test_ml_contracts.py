@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from evalfleet.channels.mailboxes import MailPilot
 from evalfleet.model import MachineId
 from evalfleet.places.azure.arm import ArmClient, ArmEndpoint
 from evalfleet.places.azure_ml import AzureMlSettings
+from evalfleet.places.azure_ml.preflight import cores_left
 from evalfleet.places.azure_ml.service import STAGES, VERSION
 from evalfleet.places.azure_ml.settings import MlAccount
 from evalfleet.places.azure_ml.template import (
@@ -28,6 +30,7 @@ from tests.cloud.rest import Json
 from tests.cloud.test_azure_contracts import FOLDER, contract
 
 pytestmark = pytest.mark.skipif(not FOLDER, reason="NO CHECK AGAINST AZURE'S CONTRACTS: set AZURE_CONTRACTS")
+USAGES = "azure-openapi/specification/machinelearningservices/**/examples/Usage/list.json"
 SUBNET = "/subscriptions/s/resourceGroups/g/providers/Microsoft.Network/virtualNetworks/n/subnets/s"
 
 
@@ -103,6 +106,18 @@ def test_what_the_stand_in_shows_is_what_azure_shows(tmp_path: Path) -> None:
 
     with StandIn(ml_timing=ml_places.FAST) as ml:
         asyncio.run(main(ml))
+
+
+def test_microsofts_own_example_of_quotas_is_read_as_azure_counts() -> None:
+    """A family leaves 12 cores to the subscription, and to one of its workspaces and each compute 18."""
+    example = json.loads(next(Path(FOLDER).parent.glob(USAGES)).read_text())
+    listed = example["responses"]["200"]["body"]["value"]
+    (one, *_) = (each["id"].partition("/usages")[0] for each in listed if "/workspaces/" in each["id"])
+    left = cores_left(listed, one.partition("/computes/")[0])
+    assert left["total cluster dedicated regional vcpus"] == 10
+    assert left["standard nc family cluster dedicated vcpus"] == 12
+    assert left["total cluster lowpriority regional vcpus"] == 32
+    assert "standard nc family cluster lowpriority vcpus" not in left, "-1 is no limit"
 
 
 def test_every_status_that_azure_names_has_a_meaning() -> None:

@@ -95,7 +95,9 @@ def test_an_agent_of_ones_own_may_have_arguments_and_navi_has_none() -> None:
         client_flags(WaaSettings(agent="mine"), "m", {"max_step": "2"})
     with pytest.raises(RequestError, match="takes it for its own flag --worker_id; write another name"):
         client_flags(WaaSettings(agent="mine"), "m", {"worker": "2"})
-    assert client_flags(WaaSettings(agent="mine"), "m", {"screen_width": "9"})[-2:] == ["--screen_width", "9"]
+    assert client_flags(WaaSettings(agent="mine"), "m", {"stop_token": "x"})[-2:] == ["--stop_token", "x"]
+    flags = client_flags(WaaSettings(agent="mine", screen_width=1280, screen_height=720), "m", {})
+    assert flags[flags.index("--screen_width") :][:4] == ["--screen_width", "1280", "--screen_height", "720"]
 
 
 @pytest.mark.parametrize(
@@ -110,6 +112,10 @@ def test_an_agent_of_ones_own_may_have_arguments_and_navi_has_none() -> None:
         (
             {"som_origin": "a11y", "observation_type": "screenshot"},
             "takes marks from the accessibility tree.*say observation_type=a11y_tree, or som_origin=oss",
+        ),
+        (
+            {"screen_width": 1280},
+            "screen_width is 1280, and navi of windowsarena/winarena:latest never uses it; leave it out",
         ),
         (
             {"top_p": 0.5},

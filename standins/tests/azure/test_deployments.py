@@ -81,6 +81,12 @@ def test_a_feature_lets_the_plain_security_type_be_named(rest: Rest) -> None:
     assert rest.ask("PUT", compute("vm"), body).status == 201
 
 
+def test_the_plain_security_type_can_be_named_from_the_version_on_that_has_it(rest: Rest) -> None:
+    body = vm_body("vm", rest.new_interface("vm"))
+    body["properties"]["securityProfile"] = {"securityType": "Standard"}
+    assert rest.ask("PUT", compute("vm"), body, **{"api-version": "2025-11-01"}).status == 201
+
+
 def test_what_is_asked_of_one_machine_is_limited(azure: StandIn, rest: Rest) -> None:
     rest.new_vm("vm")
     azure.faults.vm_limits = VmLimits()

@@ -30,6 +30,8 @@ CLIENT_FLAGS = (
     "a11y_backend",
     "observation_type",
     "action_space",
+    "screen_width",
+    "screen_height",
     "max_steps",
     "max_trajectory_length",
     "temperature",
@@ -45,9 +47,9 @@ OUR_FLAGS = (
     *("worker_id", "num_workers"),
 )
 """The client's flags that a run sets itself."""
-FREE_FLAGS = ("headless", "screen_width", "screen_height", "test_config_base_dir", "stop_token")
+FREE_FLAGS = ("headless", "test_config_base_dir", "stop_token")
 """The client's flags that nothing here sets: an agent of one's own may want them."""
-UNUSED_BY_NAVI = ("max_trajectory_length", "top_p", "max_tokens")
+UNUSED_BY_NAVI = ("screen_width", "screen_height", "max_trajectory_length", "top_p", "max_tokens")
 
 _SECRET = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _SIZE = re.compile(r"[1-9][0-9]*[MG]")
@@ -80,6 +82,10 @@ class WaaSettings(Struct, frozen=True, forbid_unknown_fields=True):
     )
     observation_type: Annotated[Observation, Meta(description="what the agent is shown")] = "a11y_tree"
     action_space: Annotated[str, Meta(description="how the agent acts")] = "pyautogui"
+    screen_width: Annotated[
+        int, Meta(ge=1, description="the screen's, in pixels, for a client of your own; navi looks itself")
+    ] = 1920
+    screen_height: Annotated[int, Meta(ge=1, description="the same, of its height")] = 1200
     max_steps: Annotated[int, Meta(ge=1, le=1000, description="of an agent in a task")] = 15
     max_trajectory_length: Count = 3
     temperature: Annotated[float, Meta(ge=0, le=2)] = 1.0
