@@ -156,6 +156,8 @@ class MachinePrepared(_Event, frozen=True):
     timings: Mapping[str, float] = {}
     good_until: Micros | None = None
     """When what was set up there is good for nothing any more, if that is known: a licence ends."""
+    prefix: str = ""
+    """How the names of all the pool's machines begin from now on, if that changes."""
 
 
 class MachineStopping(_Event, frozen=True):

@@ -399,6 +399,8 @@ class Metering(Struct, frozen=True, omit_defaults=True):
     """Where the meter listens on a machine. None: at any port that is free."""
     paths: tuple[str, ...] = ()
     """Paths of the models' APIs that are passed on beside the known ones, each with all below it."""
+    renames_max_tokens: bool = False
+    """Calls of chat completions are passed on with `max_completion_tokens` in place of `max_tokens`."""
 
 
 Spent = Annotated[float, Meta(ge=0.0, le=1e6)]

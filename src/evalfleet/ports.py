@@ -612,7 +612,7 @@ class Guest(Protocol):
         """What machines must have, whatever earlier runs used."""
         ...
 
-    async def examine(self, secrets: Mapping[str, str]) -> Sequence[Check]:
+    async def examine(self, secrets: Mapping[str, str], metering: Metering | None = None) -> Sequence[Check]:
         """Whether attempts would come to nothing (a wrong key). Spends nothing worth speaking of. Raises
         nothing."""
         ...

@@ -80,6 +80,10 @@ def test_a_dry_run_tells_what_would_be_made_and_asks_nobody(azure: StandIn, tmp_
     told = json.loads(desk.say(*words, "--json"))["estimate"]
     guess = (told["machine_seconds"], told["machine_basis"])
     assert guess == (300 + 0.275 * 8000, "a guess, with its set-up"), "a share of what the set-up may take"
+    *_, doubt = json.loads(desk.done(*words, "--json", "--budget", "0.01").out)["warnings"]
+    assert doubt.startswith("--budget 0.01 may not pay one machine until it is ready: about $0.0")
+    assert doubt.endswith(" for 42 min (a guess, with its set-up)")
+    assert "until it is ready" not in desk.done(*words, "--budget", "1").err
     bench.write_text(plain)
     assert not azure.server.calls
     assert not desk.home.exists()

@@ -9,7 +9,7 @@ import pytest
 from evalfleet.api.pools import keep_plan
 from evalfleet.model import Plan
 from tests.e2e.harness import Fleet, tasks
-from tests.e2e.pools import machines, pool, say
+from tests.e2e.pools import machines, pool, registry, say
 
 RADIO = '''
 from msgspec import Struct
@@ -77,9 +77,11 @@ def test_its_verbs_and_its_probe(fleet: Fleet, radio: Path) -> None:
 
 def test_what_a_benchmark_cannot_do_is_said_in_one_line(fleet: Fleet, radio: Path) -> None:
     pool(fleet, "create")
-    pool(fleet, "prepare", "radio")
+    prepared = pool(fleet, "prepare", "radio")
+    assert "worker-vm is called mast-vm now" in prepared.out + prepared.err
+    assert [worker["name"] for worker in registry(fleet, "p")["workers"]] == ["mast-vm"]
     say(fleet, "pool", "do", "p", "tuna").refused("radio has no verb 'tuna'; did you mean 'tune'?")
-    say(fleet, "pool", "reset", "p", "worker-vm").refused("radio has no verb 'reset'", "--benchmark")
+    say(fleet, "pool", "reset", "p", "mast-vm").refused("radio has no verb 'reset'", "--benchmark")
     say(fleet, "pool", "vnc", "p").refused("radio has no screen; --benchmark names another")
     say(fleet, "pool", "screenshot", "p").refused("radio has no screen")
     say(fleet, "pool", "tunnel", "p").refused("radio has no port of its own: name one with --port")

@@ -353,7 +353,9 @@ WORKER = [
 
 
 def test_the_registry_of_a_pool_and_of_its_run(fleet: Fleet) -> None:
-    fleet.bench([task("a_1", "gate go; score 1"), task("a_2", "gate go; score 0")])
+    fleet.bench(
+        [task(f"a_{n}", f"echo a_{n} begins; gate go; score {n % 2}") for n in (1, 2)],
+    )
     pool(fleet, "create", "--workers", "3")
     own = registry(fleet, "p")
     assert registry(fleet) == own, "the home's copy is the newest one's"
@@ -371,6 +373,11 @@ def test_the_registry_of_a_pool_and_of_its_run(fleet: Fleet) -> None:
     until(lambda: (fleet.home / "r/vm_pool_registry.json").exists() and len(busy("r")) == 2, "the run's")
     until(lambda: busy("p") == busy("r") == busy(""), "all three files to say the same")
     assert {task for _, task in busy("r")} == {"a_1", "a_2"}
+    assert {f"{name}: {task} begins" for name, task in busy("r")} <= set(
+        pool(fleet, "logs").out.splitlines()
+    ), "the log of the pool has what its workers write"
+    (name, current), _ = busy("r")
+    assert pool(fleet, "logs", name).out.splitlines()[-1] == f"{name}: {current} begins"
     pool(fleet, "resize", "4")  # while the run has machines
     until(lambda: busy("p") == busy("r"), "the pool's file, written over and then corrected")
     assert len(registry(fleet, "p")["workers"]) == 4

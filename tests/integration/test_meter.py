@@ -212,6 +212,18 @@ def test_a_stream_tells_its_caller_no_usage_unless_it_asked(tmp_path: Path) -> N
     run(test, tmp_path)
 
 
+def test_the_bound_of_a_chat_call_can_be_sent_under_the_name_that_newer_models_want(tmp_path: Path) -> None:
+    async def test(it: Metered) -> None:
+        await it.gpt().chat.completions.create(model="any", messages=ASK, max_tokens=7)
+        await it.gpt().chat.completions.create(model="any", messages=ASK, max_tokens=7, stream=True)
+        for request in it.models.requests:
+            assert (request["max_completion_tokens"], request.get("max_tokens")) == (7, None)
+        await it.gpt().completions.create(model="any", prompt="say words", max_tokens=7)
+        assert it.models.requests[-1]["max_tokens"] == 7, "of chat calls alone"
+
+    run(test, tmp_path, renames_max_tokens=True)
+
+
 def test_events_pass_as_they_come(tmp_path: Path) -> None:
     async def test(it: Metered) -> None:
         stream: Any = await it.gpt().chat.completions.create(model="any+slow", messages=ASK, stream=True)

@@ -116,6 +116,16 @@ def test_it_is_told_when_what_was_set_up_on_machines_ends() -> None:
     assert pool.view.perishing(ends) == "", "it was undone"
 
 
+def test_machines_get_the_name_that_a_benchmark_has_for_them_and_keep_their_ids() -> None:
+    pool = Pool(prefix="worker")
+    pool.ready()
+    for machine in pool.machines():
+        pool.tell(MachinePrepared(machine.id, "waa", prefix="waa-eval"))
+    assert {m.name: m.id for m in pool.machines()} == {"waa-eval-1": "p-h-1", "waa-eval-2": "p-h-2"}
+    pool.change(changes.resized(pool.view, pool.now, 3))
+    assert [m.name for m in pool.machines()] == ["waa-eval-1", "waa-eval-2", "waa-eval-3"]
+
+
 # -- having machines -----------------------------------------------------------------------------
 
 

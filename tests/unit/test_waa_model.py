@@ -16,6 +16,7 @@ from evalfleet.api import runs
 from evalfleet.benchmarks.waa.benchmark import WaaBenchmark
 from evalfleet.benchmarks.waa.settings import WaaSettings
 from evalfleet.errors import RequestError
+from evalfleet.model import Metering
 from evalfleet.planning.request import RunRequest
 from evalfleet.planning.workspace import Workspace
 from evalfleet.ports import Check
@@ -57,8 +58,9 @@ class Api(http.server.BaseHTTPRequestHandler):
         elif body["model"] not in ("gpt-4o", "org/deployed", "thinker"):
             self._answer(404, {"error": {"code": "DeploymentNotFound"}})
         else:
-            asked = (body.get("max_tokens"), body.get("temperature"))
-            assert asked == ((None, None) if body["model"] == "thinker" else (4096, 0.25))
+            asked = (body.get("max_tokens"), body.get("max_completion_tokens"), body.get("temperature"))
+            thinks = body["model"] == "thinker"
+            assert asked in (((None, None, None), (None, 4096, 0.25)) if thinks else ((4096, None, 0.25),))
             self._answer(200, {"choices": []})
 
     def _answer(self, code: int, what: object) -> None:
@@ -82,9 +84,9 @@ def origin() -> Iterator[str]:
     server.server_close()
 
 
-def check(model: str, secrets: dict[str, str], **settings: Any) -> Check:
+def check(model: str, secrets: dict[str, str], metering: Metering | None = None, **settings: Any) -> Check:
     made = WaaBenchmark(WaaSettings(**settings), model=model)
-    (found,) = asyncio.run(made.examine(secrets))
+    (found,) = asyncio.run(made.examine(secrets, metering))
     assert not [value for value in secrets.values() if value in found.found + found.remedy]
     return found
 
@@ -105,6 +107,14 @@ def test_an_api_like_openais(origin: str, model: str, key: str, verdict: str, wo
     found = check(model, {"OPENAI_API_KEY": key}, base_url=f"{origin}/v1", temperature=0.25)
     assert found.verdict == verdict
     assert words in found.found
+
+
+def test_a_model_that_refuses_max_tokens_can_be_run_by_way_of_a_meter_that_renames_it(origin: str) -> None:
+    told: dict[str, Any] = {"base_url": f"{origin}/v1", "temperature": 0.25}
+    found = check("thinker", {"OPENAI_API_KEY": KEY}, **told)
+    assert found.remedy.startswith("set max_completion_tokens = true under [model]")
+    found = check("thinker", {"OPENAI_API_KEY": KEY}, Metering((), renames_max_tokens=True), **told)
+    assert (found.verdict, found.found) == ("good", f"thinker answers at {origin}/v1")
 
 
 @pytest.mark.parametrize(("model", "verdict"), [("thinker", "good"), ("gpt-5o", "bad")])

@@ -58,7 +58,9 @@ def test_prepared_looked_at_and_reset(arena: Arena) -> None:
     assert shown_ready(arena) == (None, False)
     assert "198.18.1.1 is prepared for waa" in pool(arena, "prepare", "waa")
     assert shown_ready(arena) == ("winarena", True)
-    assert "waa       ok\n" in pool(arena, "status", "--probe")
+    status = pool(arena, "status", "--probe")
+    assert "waa       ok\n" in status
+    assert "`evalfleet pool vnc dev` opens these screens:\n198.18.1.1  http://127.0.0.1:8006/\n" in status
     assert pool(arena, "screenshot", "-o", "shots") == "shots/198.18.1.1.png\n"
     assert (arena.folder / "shots/198.18.1.1.png").read_bytes().startswith(PNG)
 

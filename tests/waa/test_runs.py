@@ -264,7 +264,7 @@ def test_a_pool_is_prepared_once_for_runs_of_any_model_and_its_windows_comes_bac
     arena.start("pool", "create", "mine", "--on", "lab", "--workers", "1").finish()
     arena.start("pool", "prepare", "mine", "waa").finish()
     shown = arena.start("pool", "status", "mine").finish()
-    assert "screens: `evalfleet pool vnc mine` opens a link to each" in shown
+    assert "`evalfleet pool vnc mine` opens these screens:\n198.18.1.1  http://127.0.0.1:8006/" in shown
     (prepared,) = [event for event in arena.events("mine") if isinstance(event, MachinePrepared)]
     assert {f"setup.{step}" for step in STEPS} < set(prepared.timings)
     # as after a stop and a start of the machine

@@ -166,7 +166,11 @@ class ScreenLinks:
 
 
 def link_to(tunnel: Tunnel) -> str:
-    return f"http://{HERE}:{tunnel.here}/"
+    return _link(tunnel.here)
+
+
+def _link(port: int) -> str:
+    return f"http://{HERE}:{port}/"
 
 
 def open_links(pool: Pool) -> dict[MachineId, str]:
@@ -183,11 +187,18 @@ def open_links(pool: Pool) -> dict[MachineId, str]:
     return links
 
 
-def has_screens(pool: Pool, machines: Sequence[MachineState]) -> bool:
-    """Were machines prepared for a benchmark that has screens?"""
-    prepared = {machine.prepared for machine in machines} - {""}
-    appliances = (_of_prepared(pool.workspace, benchmark) for benchmark in sorted(prepared))
-    return any(appliance is not None and appliance.screen is not None for appliance in appliances)
+def usual_links(pool: Pool, machines: Sequence[MachineState]) -> dict[MachineId, str]:
+    """Return the links that `pool vnc` opens to screens of these machines if the ports are free.
+
+    Only machines that were prepared for a benchmark with screens have one.
+    """
+    appliances = {name: _of_prepared(pool.workspace, name) for name in {m.prepared for m in machines} - {""}}
+    links: dict[MachineId, str] = {}
+    for n, machine in enumerate(machines):
+        appliance = appliances.get(machine.prepared)
+        if appliance is not None and appliance.screen is not None:
+            links[machine.id] = _link(appliance.screen.port + n)
+    return links
 
 
 def _links_folder(pool: Pool) -> Path:

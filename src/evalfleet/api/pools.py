@@ -28,7 +28,7 @@ from evalfleet.names import safe_name
 from evalfleet.planning.plan import Resolved
 from evalfleet.planning.plan_parts import PlaceSettings, benchmark_of
 from evalfleet.planning.plugins import KindFields
-from evalfleet.planning.pool_plan import EXPIRES_S, PoolRequest, resolve_pool
+from evalfleet.planning.pool_plan import EXPIRES_S, PREFIX, PoolRequest, resolve_pool
 from evalfleet.planning.workspace import Workspace
 from evalfleet.policy import POOL
 from evalfleet.ports import Fence, KeepsFiles, Place, Reachable, Stoppable
@@ -141,6 +141,7 @@ class Pool:
         """Bring a benchmark's files to all machines and set it up there, so that runs need not."""
         benchmark = benchmark_of(resolved.plan)
         addresses = await self._keep_files(benchmark.bundle, tell)
+        prefix = self._prefix_for(resolved.plan)
 
         async def work(site: PoolMachine) -> None:
             begun = time.monotonic()
@@ -159,13 +160,24 @@ class Pool:
                 good_until = await learn_tasks(site, benchmark, self.store.home)
             except RequestError as err:  # it is prepared all the same, and the list may be in a checkout
                 tell(f"{site.machine.name}: {err}")
-            prepared = MachinePrepared(site.machine.id, benchmark.name, timings, good_until)
+            prepared = MachinePrepared(site.machine.id, benchmark.name, timings, good_until, prefix)
             await site.journal.append(self.workspace.now(), [prepared])
             tell(f"{site.machine.name} is prepared for {benchmark.name} after {took:.1f}s")
 
+        before = {machine.id: machine.name for machine in self.view().machines}
         results = await self.on(self._all, work, {**resolved.secrets, **addresses})
         self._write_registry()
+        for machine in self.view().machines:
+            if machine.name != before.get(machine.id, machine.name):
+                tell(f"{before[machine.id]} is called {machine.name} now")
         return results
+
+    def _prefix_for(self, plan: Plan) -> str:
+        """Return how machines are called that are set up for a benchmark: by its word, unless the user chose
+        their names, or they are hosts with names of their own."""
+        view = self.view()
+        own = view.state.plan.machine_names != PREFIX or any(m.offer.lent for m in view.machines)
+        return "" if own else plan.machine_names.removesuffix("-{n}")
 
     def _write_registry(self) -> None:
         """Bring the pool's file up to date after a verb that needs no controller."""

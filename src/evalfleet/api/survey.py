@@ -15,6 +15,7 @@ from evalfleet.model import Needs, Offer, Plan
 from evalfleet.names import NO_HOME, machine_id
 from evalfleet.planning.forecast import (
     DRAWS,
+    HOUR_S,
     Chances,
     Estimate,
     Forecast,
@@ -185,6 +186,20 @@ async def forewarned(workspace: Workspace, resolved: Resolved, expected: Estimat
     if refusals and len(refusals) == len(places):
         raise refusals[0]
     return [*doubts, *map(str, refusals)]
+
+
+def short_budget(resolved: Resolved, seen: Survey, expected: Estimate) -> str:
+    """Return a warning if the budget may be spent before a machine is ready; else empty."""
+    budget_usd = resolved.plan.limits.budget_usd
+    if budget_usd is None or not seen.made:
+        return ""
+    ready_usd = seen.offers[0].usd_per_hour * expected.machine_s / HOUR_S
+    if ready_usd < budget_usd:
+        return ""
+    return (
+        f"--budget {budget_usd:g} may not pay one machine until it is ready: about ${ready_usd:.2f} for "
+        f"{expected.machine_s / 60:.0f} min ({expected.machine_basis})"
+    )
 
 
 def late_line(resolved: Resolved, seen: Survey) -> str:

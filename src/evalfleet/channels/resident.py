@@ -249,6 +249,7 @@ class Resident(Session):
             "most_out": metering.most_out,
             "same_errors": metering.same_errors,
             "paths": metering.paths,
+            "renames_max_tokens": metering.renames_max_tokens,
         }
         await self._ask_for_meter({"orders": orders})
         self._metering = metering

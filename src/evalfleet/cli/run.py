@@ -162,7 +162,7 @@ def start_run(workspace: Workspace, resolved: Resolved, args: argparse.Namespace
 async def _agreed_on(workspace: Workspace, resolved: Resolved, args: argparse.Namespace) -> Resolved | None:
     """Tell what is doubtful, and ask, if it may cost much. None: somebody said no."""
     from evalfleet.api import runs
-    from evalfleet.api.survey import estimated, forewarned, late_line, survey
+    from evalfleet.api.survey import estimated, forewarned, late_line, short_budget, survey
 
     from .dry_run import describe
 
@@ -171,9 +171,10 @@ async def _agreed_on(workspace: Workspace, resolved: Resolved, args: argparse.Na
         note(warning)
     seen = await survey(workspace, resolved)
     expected = estimated(resolved, seen)
-    if late := late_line(resolved, seen):
-        note(late)
-        resolved = replace(resolved, warnings=(*resolved.warnings, late))
+    for doubt in (late_line(resolved, seen), short_budget(resolved, seen, expected)):
+        if doubt:
+            note(doubt)
+            resolved = replace(resolved, warnings=(*resolved.warnings, doubt))
     if args.dry_run:
         print(describe(resolved, seen, expected, as_json=args.json))
         return resolved

@@ -76,6 +76,7 @@ class ModelTable(Struct, frozen=True, forbid_unknown_fields=True):
     same_errors: int | None = None
     port: int | None = None
     paths: tuple[str, ...] = ()
+    max_completion_tokens: bool = False
 
 
 def read_model_table(table: Mapping[str, Any], where: str) -> ModelTable:
@@ -211,6 +212,7 @@ def metering_of(
         same_errors=table.same_errors,
         port=table.port,
         paths=table.paths,
+        renames_max_tokens=table.max_completion_tokens,
     )
 
 

@@ -123,7 +123,7 @@ async def vetted(plan: Plan, secrets: Mapping[str, str]) -> list[str]:
     benchmark = benchmark_of(plan)
     each = benchmark.inners if isinstance(benchmark, Repeated) else [benchmark]
     guests = [inner.guest for inner in each if isinstance(inner, HasGuest) and inner.guest is not None]
-    checks = [check for guest in guests for check in await guest.examine(secrets)]
+    checks = [check for guest in guests for check in await guest.examine(secrets, plan.metering)]
     for check in checks:
         if check.verdict == "bad":
             raise RequestError(f"{check.found}; {check.remedy}")

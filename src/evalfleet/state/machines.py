@@ -264,6 +264,18 @@ def machine_prepared(state: RunState, at: Micros, event: ev.MachinePrepared) -> 
     machine.prepared = event.benchmark
     machine.good_until = event.good_until
     machine.timings.update(event.timings)
+    if event.prefix and event.prefix != state.plan.machine_names:
+        _rename(state, event.prefix)
+
+
+def _rename(state: RunState, prefix: str) -> None:
+    """Give a pool's machines names that begin otherwise. Their ids stay."""
+    old = f"{state.plan.machine_names}-"
+    for machine in state.machines.values():
+        if machine.name.startswith(old):
+            machine.name = f"{prefix}-{machine.name.removeprefix(old)}"
+            state.touched_machines[machine.id] = None
+    state.plan = structs.replace(state.plan, machine_names=prefix)
 
 
 def machine_stopping(state: RunState, at: Micros, event: ev.MachineStopping) -> None:

@@ -25,6 +25,7 @@ from evalfleet.model import (
     Ended,
     KeptFiles,
     LargeFile,
+    Metering,
     Micros,
     Needs,
     Outcome,
@@ -251,9 +252,9 @@ class WaaBenchmark:
             memory_gb=max(insisted_gb, insisted_gb / AROUND_GUEST + CLIENT_GB),
         )
 
-    async def examine(self, secrets: Mapping[str, str]) -> Sequence[Check]:
+    async def examine(self, secrets: Mapping[str, str], metering: Metering | None = None) -> Sequence[Check]:
         """One cheap call to the model's API."""
-        return await check_model(self._settings, self._model, secrets)
+        return await check_model(self._settings, self._model, secrets, metering)
 
     # -- on the machine --------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from evalfleet.http_client import NoAnswer, ask
+from evalfleet.model import Metering
 from evalfleet.ports import Check
 
 from .settings import WaaSettings
@@ -20,6 +21,7 @@ THINK_S = 60.0
 NAVI_MAX_TOKENS = 4096
 """navi always sends `max_tokens`, whatever the settings say; newer models refuse it."""
 REFUSED = "take a model that knows max_tokens and temperature, such as gpt-4o"
+RENAMED = f'set max_completion_tokens = true under [model], with key = "OPENAI_API_KEY", or {REFUSED}'
 NAME = "model"
 _KEY = re.compile(r"\bsk-[\w*-]{8,}")
 
@@ -31,17 +33,21 @@ class ModelAnswer(NamedTuple):
     text: str = ""
 
 
-async def check_model(settings: WaaSettings, model: str, secrets: Mapping[str, str]) -> Sequence[Check]:
+async def check_model(
+    settings: WaaSettings, model: str, secrets: Mapping[str, str], metering: Metering | None = None
+) -> Sequence[Check]:
     """Raises nothing. A refusal of the API is bad; no answer is a warning: machines may get one."""
     if not model:
         return [Check(NAME, "bad", "no model is named", "say which, such as --model gpt-4o")]
     if settings.api == "none":
         return [Check(NAME, "warn", "api=none: nobody has checked that the agent can reach its model")]
-    ask = _ask_azure if settings.api == "azure" else _ask_openai
-    return [await asyncio.to_thread(ask, settings, model, secrets)]
+    if settings.api == "azure":
+        return [await asyncio.to_thread(_ask_azure, settings, model, secrets)]
+    bound = "max_completion_tokens" if metering is not None and metering.renames_max_tokens else "max_tokens"
+    return [await asyncio.to_thread(_ask_openai, settings, model, secrets, bound)]
 
 
-def _ask_openai(settings: WaaSettings, model: str, secrets: Mapping[str, str]) -> Check:
+def _ask_openai(settings: WaaSettings, model: str, secrets: Mapping[str, str], bound: str) -> Check:
     """Ask for the model by its name, and with a short question where that is not enough.
 
     navi's parameters are refused by some models. And a list of models need not have what can be called:
@@ -55,7 +61,7 @@ def _ask_openai(settings: WaaSettings, model: str, secrets: Mapping[str, str]) -
         question = {"role": "user", "content": "Answer with one word: ready?"}
         body: dict[str, Any] = {"model": model, "messages": [question]}
         if is_navi:
-            body.update(max_tokens=NAVI_MAX_TOKENS, temperature=settings.temperature)
+            body.update({bound: NAVI_MAX_TOKENS, "temperature": settings.temperature})
         headers["Content-Type"] = "application/json"
         answer = _call(f"{base}/chat/completions", headers, json.dumps(body).encode(), THINK_S)
     return _judged(answer, model, base, "OPENAI_API_KEY")
@@ -80,7 +86,7 @@ def _judged(answer: ModelAnswer, model: str, where: str, key: str) -> Check:
         return Check(NAME, "bad", f"the account of {key} is out of quota", "add credit, or take another key")
     if answer.code in (400, 422):
         told = f"{where} refuses the agent's call to {model!r} (answer {answer.code}): {_message(answer)}"
-        return Check(NAME, "bad", told, REFUSED)
+        return Check(NAME, "bad", told, RENAMED if "max_tokens" in answer.text else REFUSED)
     if answer.code == 0 or answer.code >= 400:
         what = f"answer {answer.code}" if answer.code else answer.text
         return Check(NAME, "warn", f"the model could not be checked at {where}: {what}")

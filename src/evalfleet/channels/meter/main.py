@@ -51,6 +51,7 @@ class Meter:
         self._accounts.rule.seconds = orders.get("same_error_s") or SAME_ERROR_S
         self._proxy.pass_to(upstreams, self._keeps)
         self._proxy.opened = orders.get("paths") or ()
+        self._proxy.renames_max_tokens = bool(orders.get("renames_max_tokens"))
         self._proxy.most_out = orders.get("most_out") or MOST_OUT
 
     def _take_orders(self, asked: dict[str, Any]) -> str:

@@ -100,6 +100,7 @@ class Proxy:
         self._limit = descriptors()
         self.most_out = MOST_OUT
         self.opened: Sequence[str] = ()
+        self.renames_max_tokens = False
         self.pass_to(upstreams, keep is not None)
 
     def pass_to(self, upstreams: dict[str, Upstream], keeps: bool) -> None:
@@ -244,6 +245,9 @@ class Proxy:
             document = parse_call(body) if route.generates else {}
         except ValueError as error:
             raise CallRefused(400, "unclear", f"the meter does not pass this call on: {error}") from None
+        if self.renames_max_tokens and path.endswith("/chat/completions") and "max_tokens" in document:
+            document.setdefault("max_completion_tokens", document.pop("max_tokens"))
+            body = json.dumps(document).encode()
         asked = _asks_for_usage(document)
         streams = document.get("stream") is True or path.endswith(":streamGenerateContent")
         if document.get("stream") is True and not asked and _tells_usage(path, query):

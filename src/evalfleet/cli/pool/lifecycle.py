@@ -23,7 +23,8 @@ def create_arguments(parser: argparse.ArgumentParser) -> None:
         "--prefix",
         metavar="P",
         default=None,
-        help="machines are called P-1, P-2, ... (default: worker; hosts keep their own)",
+        help="machines are called P-1, P-2, ... (default: worker, or the word of the benchmark that is "
+        "prepared; hosts keep their own)",
     )
     add_settings(parser)
     add_config(parser)

@@ -84,7 +84,7 @@ async def _capture(pool: Pool, resolved: Resolved, image: str, *, as_json: bool)
     if as_json:
         print(json.dumps({**told, "image": image_facts(made)}))
     else:
-        print(f"{text(view, told)}\n\n{_words(pool.name, machine.name, made, setup_s)}")
+        print(f"{text(view, told, {})}\n\n{_words(pool.name, machine.name, made, setup_s)}")
     return 0
 
 

@@ -69,10 +69,14 @@ def show(
     as_json: bool,
     answers: Sequence[ActionResult] | None = None,
     screens: Mapping[MachineId, str] | None = None,
+    usual: Mapping[MachineId, str] | None = None,
 ) -> None:
-    """`answers` of machines that were asked, and links to their `screens`, if they have any."""
+    """`answers` of machines that were asked, and links to their `screens`, if they have any.
+
+    `usual`: the links that `pool vnc` opens.
+    """
     told = pool_document(view, WallClock().now(), answers, screens)
-    print(json.dumps(told) if as_json else text(view, told))
+    print(json.dumps(told) if as_json else text(view, told, usual or {}))
 
 
 def _cost(cost: PoolCost) -> list[str]:
@@ -84,7 +88,7 @@ def _cost(cost: PoolCost) -> list[str]:
     return [f"cost: {now}{stopped}{of_when}"]
 
 
-def text(view: PoolView, told: PoolDocument) -> str:
+def text(view: PoolView, told: PoolDocument, usual: Mapping[MachineId, str]) -> str:
     columns = ["name", "address", "status", "run", "prepared"]
     columns += [
         name for name in ("probe", "screen") if any(machine.get(name) for machine in told["machines"])
@@ -94,7 +98,8 @@ def text(view: PoolView, told: PoolDocument) -> str:
         [usd(machine["cost_usd"]) if column == "cost" else machine.get(column) for column in columns]
         for machine in told["machines"]
     ]
-    closed = [m["name"] for m in told["machines"] if m["prepared"] and m.get("screen", "none") is None]
+    is_open = any(machine.get("screen") for machine in told["machines"])
+    closed = {} if is_open else {view.state.machines[id].name: link for id, link in usual.items()}
     missing = told["workers"] - len(rows)
     head = f"pool {view.name}: {plural(len(rows), 'machine')} on {told['place']}"
     if view.expires_at is not None:
@@ -105,7 +110,8 @@ def text(view: PoolView, told: PoolDocument) -> str:
         lines += ["", f"{missing} {asked} asked for: `evalfleet pool start {view.name}` tries again"]
         lines += ["", refusals_table(told["refusals"])] if told["refusals"] else []
     if closed:
-        lines += ["", f"screens: `evalfleet pool vnc {view.name}` opens a link to each"]
+        lines += ["", f"`evalfleet pool vnc {view.name}` opens these screens:"]
+        lines += [f"{name}  {link}" for name, link in closed.items()]
     if failed := [f"{m['name']} is stopped: {clean(m['failure'])}" for m in told["machines"] if m["failure"]]:
         lines += ["", *failed]
     if undeleted := undeleted_lines(told["machines"]):
