@@ -168,9 +168,9 @@ def test_machines_from_the_image_download_nothing(
     (machine,) = desk.state().machines.values()
     assert {"setup.image", "setup.golden"} <= machine.timings.keys()
 
-    assert "would delete image waa-2026" in desk.done("images", "--delete", "waa-2026", code=2).err
+    assert "would delete image waa-2026" in desk.done("machines", "--delete-image", "waa-2026", code=2).err
     assert images_in(azure) == REGIONS
-    desk.done("images", "--delete", "waa-2026", "--yes")
+    desk.done("machines", "--delete-image", "waa-2026", "--yes")
     assert azure.left() == []
     assert azure.meters.running() == []
 
@@ -219,7 +219,7 @@ def test_killed_at_any_step_the_next_one_goes_on(azure: StandIn, desk: AzureDesk
     assert images_in(azure) == REGIONS
     assert azure.resources(VM) == []
     assert len(azure.resources(VERSION)) == 1
-    desk.done("images", "--delete", "b", "--yes")
+    desk.done("machines", "--delete-image", "b", "--yes")
     assert azure.left() == []
     assert azure.meters.running() == []
 
@@ -232,5 +232,5 @@ def test_given_up_half_way_the_machine_goes(azure: StandIn, desk: AzureDesk) -> 
     kill_when(desk.start(*asked), lambda: vm_of(azure).generalized, "it is generalized")
     desk.done("pool", "start", "dev")
     assert azure.resources(VM) == []
-    assert desk.say("images", "--delete", "b", "--yes").startswith("image b is deleted")
+    assert desk.say("machines", "--delete-image", "b", "--yes").startswith("image b is deleted")
     assert azure.left() == []

@@ -121,7 +121,7 @@ def test_doctor_tells_where_an_image_has_no_copy(azure: StandIn, tmp_path: Path)
     found = examine(azure, tmp_path, image=image, regions=("eastus", "westus2"))
     assert found["image in eastus"].verdict == "good"
     assert found["image in westus2"].verdict == "bad"
-    assert "`evalfleet images`" in found["image in westus2"].remedy
+    assert "`evalfleet machines --images`" in found["image in westus2"].remedy
 
 
 async def capture(azure: StandIn, home: Path, image: str) -> Image:
@@ -168,8 +168,8 @@ def test_snapshots_of_machines_disks_are_listed_with_their_cost_and_left_alone(
     assert found.usd_per_month == 6.4
     assert not found.setting
     desk = AzureDesk(azure, tmp_path / "desk")
-    assert "snapshot" in desk.say("images")
-    assert json.loads(desk.say("images", "--json"))[0]["kind"] == "snapshot"
-    desk("images", "--delete", "mine", "--yes").refused("there is no image 'mine' of yours")
+    assert "snapshot" in desk.say("machines", "--images")
+    assert json.loads(desk.say("machines", "--images", "--json"))[0]["kind"] == "snapshot"
+    desk("machines", "--delete-image", "mine", "--yes").refused("there is no image 'mine' of yours")
     for name in ("mine", "strange"):
         rest.delete(f"/resourceGroups/{GROUP}/providers/Microsoft.Compute/snapshots/{name}")

@@ -177,7 +177,7 @@ def test_a_pools_machine_that_comes_up_unreachable_is_redeployed(azure: StandIn,
         say("pool", "create", "p", "--on", "azure", "--workers", "1")
         (vm,) = azure.resources(VM)
         assert vm.tags["evalfleet-kind"] == "pool"
-        soon = say("pool", "extend", "p", "--expires", "20m", code=2)
+        soon = say("pool", "set", "p", "--expires", "20m", code=2)
         assert "azure cannot end a machine by itself before 40m" in soon
         azure.make_unreachable(vm.id.name)
         assert "restarted and answers" in say("pool", "restart", "p", "worker-vm")

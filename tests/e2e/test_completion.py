@@ -12,7 +12,7 @@ import pytest
 from tests.e2e.harness import Fleet, tasks
 
 ASK = """\
-eval "$(evalfleet completion bash)"
+eval "$(register-python-argcomplete evalfleet)"
 COMP_WORDS=("$@")
 COMP_CWORD=$(($# - 1))
 COMP_LINE="$*"

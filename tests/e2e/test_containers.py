@@ -106,7 +106,7 @@ def test_what_ran_in_containers_is_graded_once_more_in_containers(fleet: Fleet) 
     assert fleet.run().code == 0
     assert len(asked(fleet, "run")) == 4
     grader.write_text('grep -qx "42" "$EVALFLEET_GRADED_OUT/answer"\n')
-    done = fleet("grade", "r", "--again")
+    done = fleet("resume", "r", "--regrade")
     assert done.code == 0, done
     graded = fleet.recorded(AttemptGraded, 2)
     assert [event.grade.score for event in graded if isinstance(event.grade, Scored)] == [1, 1]
@@ -115,7 +115,7 @@ def test_what_ran_in_containers_is_graded_once_more_in_containers(fleet: Fleet) 
     assert [image in run.split() for run, image in zip(again, ("tiny", "other"), strict=True)] == [True, True]
     (fleet.folder / "bin" / "docker").write_text("#!/bin/sh\necho no daemon; exit 1\n")
     (fleet.folder / "bin" / "podman").symlink_to("docker")
-    assert "neither docker nor podman works here" in fleet("grade", "r", "--again", "--json").out
+    assert "neither docker nor podman works here" in fleet("resume", "r", "--regrade", "--json").out
 
 
 def test_an_image_that_cannot_be_had_stops_the_run_or_breaks_its_task(fleet: Fleet) -> None:
@@ -236,7 +236,7 @@ def test_a_real_container_grades_and_grades_again(fleet: Fleet, podman: Podman) 
     assert fleet.run().code == 0
     assert fleet.task("a_1")["score"] == 0
     grader.write_text('[ "$(cat "$EVALFLEET_GRADED_OUT/answer")" = 42 ]\n')
-    again = fleet("grade", "r", "--again")
+    again = fleet("resume", "r", "--regrade")
     assert "a_1 graded: pass" in again.out, again
     (attempt,) = fleet("show", "r", "a_1", "--json").json["attempts"]
     assert (attempt["score"], [grade["score"] for grade in attempt["grades"]]) == (0, [1])

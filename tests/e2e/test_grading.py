@@ -150,23 +150,25 @@ def test_answers_are_graded_at_the_end_and_every_task_is_settled_once(fleet: Fle
     fleet.settled()
 
 
-@pytest.mark.parametrize("verb", ["resume", "grade"])
-def test_grading_goes_on_after_kill_9_and_keeps_what_was_graded(fleet: Fleet, quiz: Quiz, verb: str) -> None:
+@pytest.mark.parametrize("flags", [(), ("--only", "ungraded")])
+def test_grading_goes_on_after_kill_9_and_keeps_what_was_graded(
+    fleet: Fleet, quiz: Quiz, flags: tuple[str, ...]
+) -> None:
     process = fleet.start(*quiz.words("1.0,0.0"))
     fleet.open_gate("1.0")
     fleet.recorded(AttemptGraded)
-    # `grade` cleans nothing up: it sends those whose machines are left to `resume`
+    # `--only ungraded` cleans nothing up: while machines are left it asks for a full `resume`
     made = len(fleet.recorded(MachineRequested))
     fleet.recorded(MachineDeleted, made)
     process.kill()
     quiz.end_grader()
     fleet.open_gate("0.0")
-    done = fleet(verb, "r", "--json")
+    done = fleet("resume", "r", *flags, "--json")
     assert done.code == 0, done
     assert (done.json["status"], scores(done.json)) == ("done", [1.0, 0.0])
     assert quiz.calls() == [["q_1", "q_2"], ["q_2"]], "what was graded is not graded again"
     assert len(fleet.recorded(AttemptGraded)) == 2
-    fleet(verb, "r").refused("no unrun tasks" if verb == "resume" else "no answers to grade")
+    fleet("resume", "r", *flags).refused("no answers to grade" if flags else "no unrun tasks")
 
 
 def test_a_grader_that_fails_leaves_the_answers_to_be_graded_later(fleet: Fleet, quiz: Quiz) -> None:
@@ -174,23 +176,23 @@ def test_a_grader_that_fails_leaves_the_answers_to_be_graded_later(fleet: Fleet,
     done = fleet(*quiz.words("1.0,0.0"))
     assert done.code == 1, done
     assert "could not be graded: RuntimeError: the grader is not installed" in done.out + done.err
-    assert "evalfleet grade r" in done.out
+    assert "evalfleet resume r --only ungraded" in done.out
     (failed,) = fleet.recorded(GradingFailed)
     assert failed.detail.endswith("its key is ***")
     assert "s3cr3t-judge" not in (fleet.home / "fleet.db").read_bytes().decode("latin-1")
     (fleet.folder / "no-environment").unlink()
     fleet.open_gate("1.0", "0.0")
-    done = fleet("grade", "r", "--json")
+    done = fleet("resume", "r", "--only", "ungraded", "--json")
     assert (done.code, scores(done.json)) == (0, [1.0, 0.0])
 
 
 def test_a_second_grading_is_kept_beside_the_first_which_stays(fleet: Fleet, quiz: Quiz) -> None:
     fleet.open_gate("1.0", "0.0", "0.5")
     assert fleet(*quiz.words("1.0,0.0")).code == 0
-    fleet("grade", "r").refused("no answers to grade", "--again")
+    fleet("resume", "r", "--only", "ungraded").refused("no answers to grade", "--regrade")
     artefacts = Path(fleet.home, fleet.task("q_1")["artifacts"])
     (artefacts / "answer").write_text("0.5")
-    done = fleet("grade", "r", "--again", "--json")
+    done = fleet("resume", "r", "--regrade", "--json")
     assert (done.code, scores(done.json)) == (0, [1.0, 0.0])
     (attempt,) = fleet("show", "r", "q_1", "--json").json["attempts"]
     assert attempt["outcome"] == "answered"
@@ -210,14 +212,14 @@ def test_a_cancelled_grading_leaves_the_answers(fleet: Fleet, quiz: Quiz) -> Non
     until(lambda: fleet.state().ended_at is not None, "the end of the run")
     quiz.end_grader()
     fleet.open_gate("0.0")
-    done = fleet("grade", "r", "--json")
+    done = fleet("resume", "r", "--only", "ungraded", "--json")
     assert (done.code, scores(done.json)) == (0, [1.0, 0.0])
 
 
 def test_a_benchmark_without_a_grader_is_refused(fleet: Fleet) -> None:
     fleet.bench([{"id": "a", "params": {"do": "score 1"}}])
     assert fleet.run().code == 0
-    fleet("grade", "r", "--again").refused("scores its attempts itself: it cannot grade")
+    fleet("resume", "r", "--regrade").refused("scores its attempts itself: it cannot grade")
 
 
 def test_a_corrected_score_command_grades_once_more_and_the_first_grade_stays(fleet: Fleet) -> None:
@@ -233,8 +235,8 @@ def test_a_corrected_score_command_grades_once_more_and_the_first_grade_stays(fl
     assert fleet.run().code == 0
     assert [fleet.task(name)["score"] for name in ("a_1", "a_2")] == [0, 0]
     grader.write_text(compare.format("42"))
-    fleet("grade", "r").refused("`--again` grades once more what has a score")
-    done = fleet("grade", "r", "--again")
+    fleet("resume", "r", "--only", "ungraded").refused("`--regrade` grades once more what has a score")
+    done = fleet("resume", "r", "--regrade")
     assert done.code == 0, done
     graded = fleet.recorded(AttemptGraded, 2)
     assert {event.attempt: event.grade.score for event in graded if isinstance(event.grade, Scored)} == {

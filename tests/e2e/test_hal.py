@@ -157,7 +157,7 @@ def test_what_the_grader_failed_on_is_graded_again_and_no_agent_runs_again(fleet
     model = done.json["tasks"][-1]
     assert (model["attempts"], model["broken_attempts"]) == (2, {"model": 2})
     assert "APIConnectionError" in model["error"]
-    again = fleet("grade", "r", "--json")
+    again = fleet("resume", "r", "--only", "ungraded", "--json")
     assert again.code == 1, again
     assert again.json["causes"] == {"grading": 1, "model": 2}
     (hal.repo / "antidote").touch()
@@ -171,7 +171,7 @@ def test_what_the_grader_failed_on_is_graded_again_and_no_agent_runs_again(fleet
     started = [record.event for record in fleet.records("r") if isinstance(record.event, AttemptStarted)]
     assert len(started) == 4
     fleet("resume", "r").refused("no unrun tasks")
-    fleet("grade", "r").refused("no answers to grade")
+    fleet("resume", "r", "--only", "ungraded").refused("no answers to grade")
     fleet.settled()
 
 

@@ -113,11 +113,11 @@ def test_a_run_that_is_deleted_takes_no_files_from_others(fleet: Fleet) -> None:
     assert fleet("run", "./b.toml", "--name", "s").code == 0
     assert fleet("gc", "r", "--yes").code == 0
     (fleet.folder / "run.sh").write_text("exit 1")
-    assert fleet("rerun", "s", "--name", "t").code == 0
+    assert fleet("run", "--from", "s", "--name", "t").code == 0
     assert fleet("export", "s", "-o", "s.tgz").code == 0
     assert fleet("gc", "s", "t", "--yes").code == 0
     assert fleet("import", "s.tgz").code == 0
-    assert fleet("rerun", "s", "--name", "u").code == 0
+    assert fleet("run", "--from", "s", "--name", "u").code == 0
 
 
 def test_resume_with_new_files_runs_what_is_left_with_them_and_records_it(fleet: Fleet) -> None:

@@ -61,7 +61,9 @@ def test_models_and_repeats_are_one_run(fleet: Fleet) -> None:
         ("a", "good", "1"),
         ("b", "bad", "3"),
     }
-    again = fleet("rerun", "r", "a@bad~*", "--only", "failed", "--name", "again", "--json").json
+    again = fleet(
+        "run", "--from", "r", "--task", "a@bad~*", "--only", "failed", "--name", "again", "--json"
+    ).json
     assert [each["task_id"] for each in again["tasks"]] == ["a@bad~1", "a@bad~3"]
 
 

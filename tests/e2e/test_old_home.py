@@ -64,8 +64,8 @@ def test_a_run_is_taken_up_and_each_task_has_one_score(old: Fleet) -> None:
     assert (results["status"], results["scored"], results["unrun"]) == ("done", 6, 0)
     assert [task["attempts"] for task in results["tasks"]].count(1) >= 3, "what was scored stays as it was"
     assert versions(old, "second") == {1, SCHEMA}
-    checked = {each["name"]: each for each in old("verify", "--json").json}
+    checked = {each["name"]: each for each in old("ls", "--verify", "--json").json}
     assert [each["problem"] for each in checked.values()] == [None, None]
     assert checked["first"]["not_covered"] == checked["first"]["events"]
     assert 0 < checked["second"]["not_covered"] < checked["second"]["events"]
-    assert "are not covered: they are older than the checksums" in old("verify", "second").out
+    assert "are not covered: they are older than the checksums" in old("ls", "--verify", "second").out

@@ -81,15 +81,17 @@ def test_what_a_benchmark_cannot_do_is_said_in_one_line(fleet: Fleet, radio: Pat
     assert "worker-vm is called mast-vm now" in prepared.out + prepared.err
     assert [worker["name"] for worker in registry(fleet, "p")["workers"]] == ["mast-vm"]
     say(fleet, "pool", "do", "p", "tuna").refused("radio has no verb 'tuna'; did you mean 'tune'?")
-    say(fleet, "pool", "reset", "p", "mast-vm").refused("radio has no verb 'reset'", "--benchmark")
+    say(fleet, "pool", "do", "p", "reset", "mast-vm").refused("radio has no verb 'reset'", "--benchmark")
     say(fleet, "pool", "vnc", "p").refused("radio has no screen; --benchmark names another")
-    say(fleet, "pool", "screenshot", "p").refused("radio has no screen")
+    say(fleet, "pool", "vnc", "p", "--save", ".").refused("radio has no screen")
     say(fleet, "pool", "tunnel", "p").refused("radio has no port of its own: name one with --port")
     say(fleet, "pool", "vnc", "p", "--benchmark", "command").refused("command has no screen")
     say(fleet, "pool", "vnc", "p", "--benchmark", "nobody").refused("benchmark 'nobody' is unknown")
     fleet.bench(tasks(1))
     pool(fleet, "prepare", "./b.toml")
-    say(fleet, "pool", "clean", "p", "--yes").refused("b has no verb 'clean'; --benchmark names another")
+    say(fleet, "pool", "do", "p", "clean", "--yes").refused(
+        "b has no verb 'clean'; --benchmark names another"
+    )
     assert pool(fleet, "status", "--probe").out.rstrip().endswith("ok"), "nothing more is asked"
     pool(fleet, "delete", "--yes")
 

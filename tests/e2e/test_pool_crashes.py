@@ -126,8 +126,8 @@ def test_a_killed_delete_is_repeated(fleet: Fleet) -> None:
     delete.kill()
     assert view(fleet).state.ended_at is None
     pool(fleet, "status")
-    for verb in ("start", "stop", "extend"):
-        say(fleet, "pool", verb, "p").refused("pool 'p' is being deleted; `evalfleet pool delete p`")
+    for verb, *flags in (("start",), ("stop",), ("set", "--expires", "1d")):
+        say(fleet, "pool", verb, "p", *flags).refused("pool 'p' is being deleted; `evalfleet pool delete p`")
     say(fleet, "run", "./b.toml", "--pool", "p").refused("pool 'p' is being deleted")
     os.kill(stuck, signal.SIGCONT)
     pool(fleet, "delete", "--yes")

@@ -78,13 +78,13 @@ def test_verbs_leave_held_machines_alone(fleet: Fleet) -> None:
     for words in (["stop"], ["delete", "--yes"], ["prepare", "./b.toml"], ["restart", name]):
         refused = say(fleet, "pool", words[0], "p", *words[1:])
         refused.refused("is held by run 'r'", "evalfleet cancel r")
-    pool(fleet, "resize", "1")
+    pool(fleet, "set", "--workers", "1")
     assert list(statuses(fleet)) == [name], "the other one went"
     probed = pool(fleet, "status", "--probe", "--json").json["machines"]
     assert [machine["probe"] for machine in probed] == ["ok"]
     for count in ("2", "3"):  # the pool's epoch passes the run's
-        pool(fleet, "resize", count)
-    pool(fleet, "extend", "--expires", "3d")
+        pool(fleet, "set", "--workers", count)
+    pool(fleet, "set", "--expires", "3d")
     pool(fleet, "status", "--probe")
     fleet.open_gate("go")
     assert run.wait().code == 0, "a verb disturbed the run"

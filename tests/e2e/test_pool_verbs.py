@@ -82,7 +82,7 @@ def test_stop_and_start(fleet: Fleet) -> None:
     )
     assert [worker["status"] for worker in registry(fleet, "p")["workers"]] == ["completed"] * 2
     say(fleet, "pool", "restart", "p", "worker-1").refused("worker-1 is not running")
-    pool(fleet, "extend", "--expires", "2h")
+    pool(fleet, "set", "--expires", "2h")
     assert not fleet.alive(), "extending it started a stopped machine"
     pool(fleet, "start")
     assert set(statuses(fleet).values()) == {"ready"}
@@ -96,12 +96,12 @@ def test_stop_and_start(fleet: Fleet) -> None:
 def test_resize_both_ways(fleet: Fleet) -> None:
     pool(fleet, "create", "--workers", "2")
     assert list(statuses(fleet)) == ["worker-1", "worker-2"]
-    pool(fleet, "resize", "3")
+    pool(fleet, "set", "--workers", "3")
     assert list(statuses(fleet)) == ["worker-1", "worker-2", "worker-3"]
-    pool(fleet, "resize", "1")
+    pool(fleet, "set", "--workers", "1")
     assert list(statuses(fleet)) == ["worker-1"]
     assert len(folders(fleet)) == 1
-    say(fleet, "pool", "resize", "p", "0").refused("N")
+    say(fleet, "pool", "set", "p", "--workers", "0").refused("--workers")
     pool(fleet, "delete", "--yes")
 
 
@@ -234,12 +234,12 @@ def test_an_expiry_that_is_near_or_over_is_told(fleet: Fleet) -> None:
     made = pool(fleet, "create")
     assert "expires" not in made.out
     assert say(fleet, "pool", "ls").err == ""
-    soon = "pool 'p' expires in 60 min; `evalfleet pool extend p` keeps it"
-    assert soon in pool(fleet, "extend", "--expires", "1h").out
+    soon = "pool 'p' expires in 60 min; `evalfleet pool set p --expires 14d` keeps it"
+    assert soon in pool(fleet, "set", "--expires", "1h").out
     assert soon in say(fleet, "pool", "ls").err
     assert soon in say(fleet, "run", "./b.toml", "--pool", "p", "--dry-run").err
     assert pool(fleet, "status", "--json").json["warning"] == soon
-    pool(fleet, "extend", "--expires", "1s")
+    pool(fleet, "set", "--expires", "1s")
     until(lambda: "has expired" in pool(fleet, "status").out, "its end")
     pool(fleet, "delete", "--yes")
     fleet.settled()
@@ -247,7 +247,7 @@ def test_an_expiry_that_is_near_or_over_is_told(fleet: Fleet) -> None:
 
 def test_extend_and_expiry(fleet: Fleet) -> None:
     pool(fleet, "create", "--expires", "1h")
-    pool(fleet, "extend", "--expires", "1s")
+    pool(fleet, "set", "--expires", "1s")
     fleet.bench(tasks(1))
     until(lambda: not fleet.alive(), "the machines' own end")
     until(lambda: statuses(fleet) == {"worker-vm": "expired"}, "the word about it")
@@ -255,10 +255,10 @@ def test_extend_and_expiry(fleet: Fleet) -> None:
     say(fleet, "run", "./b.toml", "--pool", "p").refused(
         "no machine of pool 'p' is running", "evalfleet pool start p"
     )
-    pool(fleet, "extend", "--expires", "1h")
+    pool(fleet, "set", "--expires", "1h")
     assert statuses(fleet) == {"worker-vm": "ready"}
     assert fleet.run("--pool", "p").code == 0
-    pool(fleet, "extend", "--expires", "1s")
+    pool(fleet, "set", "--expires", "1s")
     until(lambda: statuses(fleet) == {"worker-vm": "expired"}, "its end again")
     pool(fleet, "start")
     assert statuses(fleet) == {"worker-vm": "ready"}, "start gives it another life"
@@ -378,7 +378,7 @@ def test_the_registry_of_a_pool_and_of_its_run(fleet: Fleet) -> None:
     ), "the log of the pool has what its workers write"
     (name, current), _ = busy("r")
     assert pool(fleet, "logs", name).out.splitlines()[-1] == f"{name}: {current} begins"
-    pool(fleet, "resize", "4")  # while the run has machines
+    pool(fleet, "set", "--workers", "4")  # while the run has machines
     until(lambda: busy("p") == busy("r"), "the pool's file, written over and then corrected")
     assert len(registry(fleet, "p")["workers"]) == 4
     fleet.open_gate("go")

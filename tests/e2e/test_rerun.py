@@ -50,7 +50,12 @@ def test_rerun_makes_a_new_run_of_some_tasks_and_leaves_the_earlier_one_alone(fl
     fleet.bench(ALL)
     assert fleet.run("--attempts", "1", "--model", "m", "-A", "k=v").code == 1
     before = (fleet.home / "r" / "results.json").read_bytes()
-    assert fleet("rerun", "r", "a_*", "--only", "failed,passed", "--name", "again", "--json").code == 0
+    assert (
+        fleet(
+            "run", "--from", "r", "--task", "a_*", "--only", "failed,passed", "--name", "again", "--json"
+        ).code
+        == 0
+    )
     again = fleet.results("again")
     assert [each["task_id"] for each in again["tasks"]] == ["a_1", "a_2"]
     assert (again["rerun_of"], again["model"], again["scored"]) == ("r", "m", 2)
@@ -63,18 +68,22 @@ def test_rerun_makes_a_new_run_of_some_tasks_and_leaves_the_earlier_one_alone(fl
     assert (fleet.home / "r" / "results.json").read_bytes() == before
     assert "rerun of r" in " ".join(fleet("show", "again").out.split())
 
-    fleet("rerun", "r", "z_*").refused("matches no task")
-    fleet("rerun", "r", "a_1", "--only", "failed").refused("none of the tasks named is failed")
-    fleet("rerun", "r", "--name", "again").refused("is taken")
-    fleet("rerun", "nix").refused("nix")
-    made = fleet("rerun", "r", "--only", "broken", "--workers", "2", "--json").json
+    fleet("run", "--from", "r", "--task", "z_*").refused("matches no task")
+    fleet("run", "--from", "r", "--task", "a_1", "--only", "failed").refused(
+        "none of the tasks named is failed"
+    )
+    fleet("run", "--from", "r", "--name", "again").refused("is taken")
+    fleet("run", "--from", "nix").refused("nix")
+    fleet("run", "--from", "r", "--model", "x").refused("--model needs BENCHMARK")
+    fleet("run", "--only", "failed").refused("name the benchmark to run")
+    made = fleet("run", "--from", "r", "--only", "broken", "--workers", "2", "--json").json
     assert (made["total_tasks"], made["workers"], made["run"] != "r") == (1, 2, True)
 
 
 def test_a_rerun_of_repeats_runs_them_as_they_were(fleet: Fleet) -> None:
     fleet.bench([task("a", 'echo "$EVALFLEET_TASK_ID $EVALFLEET_REPEAT" | note; score 0'), task("b")])
     assert fleet.run("--repeat", "2").code == 0
-    assert fleet("rerun", "r", "a~2", "--name", "again").code == 0
+    assert fleet("run", "--from", "r", "--task", "a~2", "--name", "again").code == 0
     (only,) = fleet.results("again")["tasks"]
     assert (only["task_id"], only["origin"], only["repeat"]) == ("a~2", "a", 2)
     assert fleet.note("a") == "a 2\n"
@@ -86,11 +95,11 @@ def test_a_rerun_has_the_files_of_the_earlier_run_whatever_became_of_them(fleet:
     fleet.bench([task("a")])
     assert fleet.run().code == 0
     (fleet.folder / "run.sh").write_text("exit 1")
-    assert fleet("rerun", "r", "--name", "again").code == 0
+    assert fleet("run", "--from", "r", "--name", "again").code == 0
     assert fleet.results("again")["success_rate"] == 1.0
     for run in ("r", "again"):
         shutil.rmtree(fleet.home / run / ".files")
-    fleet("rerun", "r").refused("have changed", "--from r")
+    fleet("run", "--from", "r").refused("have changed", "--from r")
     assert len(json.loads(fleet("ls", "--json").out)) == 2
 
 

@@ -49,12 +49,12 @@ def intact(tmp_path_factory: pytest.TempPathFactory) -> Fleet:
 
 
 def test_a_journal_as_it_was_written_is_told_so(intact: Fleet) -> None:
-    done = intact("verify")
+    done = intact("ls", "--verify")
     assert (done.code, done.err) == (0, "")
     assert done.out == f"r: {len(intact.events())} events are as they were written\n"
-    (checked,) = intact("verify", "r", "--json").json
+    (checked,) = intact("ls", "--verify", "r", "--json").json
     assert checked == {"name": "r", "events": len(intact.events()), "not_covered": 0, "problem": None}
-    intact("verify", "nothing").refused("there is no run or pool 'nothing'")
+    intact("ls", "--verify", "nothing").refused("there is no run or pool 'nothing'")
 
 
 def test_what_is_shown_is_made_of_the_journal_whatever_results_json_says(intact: Fleet) -> None:
@@ -78,7 +78,7 @@ def test_damage_is_found_by_whoever_reads_the_run(intact: Fleet, fleet: Fleet, w
     damage(fleet.home, DAMAGE[what].format(seq=seq))
     for words in (("show", "r"), ("resume", "r"), ("report", "r")):
         fleet(*words).refused(f"event {seq} of 'r'", "restore the file from a copy")
-    done = fleet("verify")
+    done = fleet("ls", "--verify")
     done.failed(1, f"event {seq} of 'r'", "restore the file from a copy")
     assert done.out == "r: DAMAGED\n"
 
@@ -146,4 +146,4 @@ def test_events_that_do_not_fit_together_are_no_traceback(fleet: Fleet) -> None:
     damage(fleet.home, "UPDATE event SET checksum = NULL; UPDATE stream SET checksum = NULL")
     for words in (("show", "s"), ("resume", "s")):
         fleet(*words).refused("event 1 (AttemptStarted) does not fit")
-    fleet("verify").failed(1, "event 1 (AttemptStarted) does not fit")
+    fleet("ls", "--verify").failed(1, "event 1 (AttemptStarted) does not fit")

@@ -58,13 +58,13 @@ def get(port: int) -> bytes:
 @needs_lab
 def test_tunnel_vnc_and_screenshot(fleet: Fleet) -> None:
     boot_guest(fleet, "worker-1")
-    shots = fleet("pool", "screenshot", "p", "-o", "shots")
+    shots = fleet("pool", "vnc", "p", "--save", "shots")
     assert shots.code == 1, "one of the two shows nothing"
     assert shots.out == "shots/worker-1.png\n"
     assert re.match(r"evalfleet: worker-2: there is no Windows on it", shots.err)
     assert (fleet.folder / "shots/worker-1.png").read_bytes() == PNG + b"host-0"
     boot_guest(fleet, "worker-2")
-    told = fleet("pool", "screenshot", "p", "-o", "shots", "--json").json
+    told = fleet("pool", "vnc", "p", "--save", "shots", "--json").json
     assert [(row["machine"], row["said"], row["problem"]) for row in told] == [
         ("worker-1", "shots/worker-1.png", None),
         ("worker-2", "shots/worker-2.png", None),
@@ -111,4 +111,6 @@ def test_what_cannot_be_reached_is_said(fleet: Fleet) -> None:
     tunnel.interrupt()
     assert tunnel.wait().code == 0
     fleet("pool", "stop", "p")
-    fleet("pool", "screenshot", "p").refused("no such machine of pool 'p' is running", "pool start p")
+    fleet("pool", "vnc", "p", "--save", "shots").refused(
+        "no such machine of pool 'p' is running", "pool start p"
+    )

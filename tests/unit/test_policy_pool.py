@@ -109,7 +109,7 @@ def test_it_is_told_when_what_was_set_up_on_machines_ends() -> None:
     assert pool.view.perishing(pool.now) == ""
     assert pool.view.perishing(after(ends, -9 * 86_400)) == (
         "what was set up on 1 of 2 machines of pool 'p' ends in 9 days, with its licence; "
-        "`evalfleet pool clean p` and `pool prepare` make it anew"
+        "`evalfleet pool do p clean` and `pool prepare` make it anew"
     )
     assert "ended 3 days ago" in pool.view.warning(after(ends, 3 * 86_400))
     pool.tell(MachinePrepared(pool.machines()[0].id, ""))

@@ -49,11 +49,13 @@ def shown_ready(arena: Arena) -> tuple[str | None, bool]:
 def test_prepared_looked_at_and_reset(arena: Arena) -> None:
     pool(arena, "create", "--on", "lab")
     assert "there is no Windows on it; `evalfleet pool prepare dev waa`" in pool(
-        arena, "reset", "198.18.1.1", code=1
+        arena, "do", "reset", "198.18.1.1", code=1
     )
     refused = pool(arena, "prepare", "waa", "--capture", "image", code=2)
     assert refused.startswith("evalfleet: machines of lab cannot be captured as an image"), "nothing was done"
-    assert "there is no Windows on it; `evalfleet pool prepare dev waa`" in pool(arena, "screenshot", code=1)
+    assert "there is no Windows on it; `evalfleet pool prepare dev waa`" in pool(
+        arena, "vnc", "--save", ".", code=1
+    )
     assert pool(arena, "status", "--probe").rstrip().endswith("-         ok"), "the machine itself answers"
     assert shown_ready(arena) == (None, False)
     assert "198.18.1.1 is prepared for waa" in pool(arena, "prepare", "waa")
@@ -61,7 +63,7 @@ def test_prepared_looked_at_and_reset(arena: Arena) -> None:
     status = pool(arena, "status", "--probe")
     assert "waa       ok\n" in status
     assert "`evalfleet pool vnc dev` opens these screens:\n198.18.1.1  http://127.0.0.1:8006/\n" in status
-    assert pool(arena, "screenshot", "-o", "shots") == "shots/198.18.1.1.png\n"
+    assert pool(arena, "vnc", "--save", "shots") == "shots/198.18.1.1.png\n"
     assert (arena.folder / "shots/198.18.1.1.png").read_bytes().startswith(PNG)
 
     host = arena.lab.hosts[0]
@@ -71,25 +73,25 @@ def test_prepared_looked_at_and_reset(arena: Arena) -> None:
     host.run(["python3", "-c", HANG])
     assert "Windows does not answer" in pool(arena, "status", "--probe", code=1)
     (arena.folder / "shots/198.18.1.1.png").unlink()
-    assert pool(arena, "screenshot", "-o", "shots") == "shots/198.18.1.1.png\n", "QEMU shows it, too"
+    assert pool(arena, "vnc", "--save", "shots") == "shots/198.18.1.1.png\n", "QEMU shows it, too"
     assert (arena.folder / "shots/198.18.1.1.png").read_bytes().startswith(PNG)
 
-    said = pool(arena, "reset", "198.18.1.1")
+    said = pool(arena, "do", "reset", "198.18.1.1")
     assert said == "198.18.1.1: Windows is as it was installed, and answers\n"
     host.run(["docker", "exec", "winarena", "ls", model])  # no container needs to fetch it again
     assert "left-by-hand" not in str(host.run(["ls", f"{DATA}/storage"]).stdout)
 
     assert "this would delete Windows and all else of WAA on 198.18.1.1: say --yes" in pool(
-        arena, "clean", code=2
+        arena, "do", "clean", code=2
     )
-    assert pool(arena, "clean", "--yes") == "198.18.1.1 is clean\n"
+    assert pool(arena, "do", "clean", "--yes") == "198.18.1.1 is clean\n"
     assert shown_ready(arena) == (None, False)
     assert host.run(["ls", "-A", DATA, "/root/.evalfleet-waa"], check=False).stdout == ""
     assert host.run(["docker", "ps", "-aq"]).stdout == ""
     assert host.run(["docker", "images", "-q"]).stdout == ""
     assert host.run(["ls", f"{ENGINE_ROOT}/volumes"]).stdout == ""
     assert (arena.golden / "data.img").exists(), "golden storage that was there before stays"
-    assert pool(arena, "clean", "--yes") == "198.18.1.1 had nothing of WAA on it\n"
+    assert pool(arena, "do", "clean", "--yes") == "198.18.1.1 had nothing of WAA on it\n"
     assert "198.18.1.1 is prepared for waa" in pool(arena, "prepare", "waa"), "it is set up anew"
     pool(arena, "delete", "--yes")
 
@@ -157,7 +159,7 @@ def test_windows_is_installed_from_an_iso_that_is_sent_once(arena: Arena) -> Non
     again = pool(arena, "prepare", "waa", "--set", "iso=windows.iso", "--set", "boot_s=59")
     assert "198.18.1.1 is prepared for waa" in again
     assert "sent" not in again
-    assert pool(arena, "reset", "198.18.1.1").endswith("Windows is as it was installed, and answers\n")
+    assert pool(arena, "do", "reset", "198.18.1.1").endswith("Windows is as it was installed, and answers\n")
     pool(arena, "delete", "--yes")
 
 
@@ -176,7 +178,7 @@ def test_an_installation_that_fails_says_why_and_can_be_looked_at(arena: Arena) 
     prepare = arena.start("pool", "prepare", "dev", "waa")
     host = arena.lab.hosts[0]
     until(lambda: shown_in_browsers(host), "the installation can be seen")
-    assert pool(arena, "screenshot") == "198.18.1.1.png\n"
+    assert pool(arena, "vnc", "--save", ".") == "198.18.1.1.png\n"
     assert (arena.folder / "198.18.1.1.png").read_bytes().startswith(PNG)
     assert prepare.lives
     host.run(["touch", f"{DATA}/golden.new/go"])

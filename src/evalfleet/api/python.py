@@ -224,7 +224,6 @@ _FLAG = r"(?<![\w-])(-A|--[a-z][a-z-]*[a-z])(?![\w-])"
 _CALLS = {
     "run": "evalfleet.run({})",
     "resume": "evalfleet.resume({})",
-    "rerun": "evalfleet.rerun({})",
     "ls": "evalfleet.runs({})",
     "pool ls": "evalfleet.pools({})",
     "compare": "evalfleet.compare({})",

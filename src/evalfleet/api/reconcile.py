@@ -261,7 +261,7 @@ def _states(workspace: Workspace, run: str | None) -> Iterator[RunState]:
         try:
             follower.poll()
         except JournalForeign:
-            continue  # `evalfleet verify` prints what is wrong with it
+            continue  # `evalfleet ls --verify` prints what is wrong with it
         yield follower.state
 
 

@@ -319,7 +319,7 @@ def grade_order(
     attempts = tuple(attempt for attempt in scored if attempt is not None) if again else ()
     attempts += _ungradable(state)
     if not attempts and not state.answered:
-        hint = "; `--again` grades once more what has a score" if scored and not again else ""
+        hint = "; `--regrade` grades once more what has a score" if scored and not again else ""
         raise RequestError(f"run {found.name!r} has no answers to grade{hint}")
     benchmark = benchmark_of(state.plan)
     if not isinstance(benchmark, Graded) or benchmark.grader is None:

@@ -52,7 +52,7 @@ SCORE_FROM = {"enum": ["result", "exit_code"]}
 
 
 class BenchmarkFile(Struct, frozen=True, forbid_unknown_fields=True):
-    """The keys of the file. `evalfleet schema benchmark` prints them for editors."""
+    """The keys of the file. `evalfleet report --schema benchmark` prints them for editors."""
 
     name: Annotated[str, Meta(description="1 to 60 letters, digits, '.', '_', '-', the first no sign")]
     command: Annotated[

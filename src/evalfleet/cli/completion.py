@@ -1,4 +1,4 @@
-"""Completion in shells, by argcomplete."""
+"""Completion in shells, by argcomplete: `eval "$(register-python-argcomplete evalfleet)"`."""
 
 from __future__ import annotations
 
@@ -7,30 +7,13 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-from evalfleet.errors import RequestError
-
 from . import VERBS, add_arguments
-
-SHELLS = ("bash", "zsh", "fish")
-
-
-def completion_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help="bash, zsh or fish")
-
-
-def completion(args: argparse.Namespace) -> int:
-    """Print a script that completes commands, flags, runs, tasks, pools and places in your shell.
-
-    bash: write eval "$(evalfleet completion bash)" into ~/.bashrc
-    zsh:  write eval "$(evalfleet completion zsh)" into ~/.zshrc, after compinit
-    fish: evalfleet completion fish >~/.config/fish/completions/evalfleet.fish
-    """
-    print(_argcomplete().shellcode(["evalfleet"], shell=args.shell))
-    return 0
 
 
 def complete() -> None:
     """Answer the question that the shell's script left in the environment, and exit."""
+    import argcomplete
+
     typed = os.environ.get("COMP_LINE", "").split()
     parser = argparse.ArgumentParser(prog="evalfleet")
     verbs = parser.add_subparsers()
@@ -39,18 +22,7 @@ def complete() -> None:
         if verb in typed[1:2]:
             add_arguments(subparser, verb)
             _add_completers(subparser)
-    _argcomplete().autocomplete(parser, always_complete_options=False)
-
-
-def _argcomplete() -> Any:
-    try:
-        import argcomplete
-    except ImportError:
-        from evalfleet.version import requirement
-
-        needed = f"pip install '{requirement('completion')}'"
-        raise RequestError(f"completion needs the package argcomplete: {needed}") from None
-    return argcomplete
+    argcomplete.autocomplete(parser, always_complete_options=False)
 
 
 def _add_completers(parser: argparse.ArgumentParser) -> None:

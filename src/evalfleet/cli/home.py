@@ -1,4 +1,4 @@
-"""The runs of this home: ls, verify, gc."""
+"""The runs of this home: ls, gc."""
 
 from __future__ import annotations
 
@@ -21,6 +21,13 @@ def ls_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--since", metavar="7d", help="only runs that were started within this time")
     parser.add_argument("--size", action="store_true", help="show the disk space of all runs, largest first")
+    parser.add_argument(
+        "--verify",
+        metavar="RUN",
+        nargs="?",
+        const="",
+        help="check the journal of this run or pool (default: of all); exit code 1: it is damaged",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
@@ -36,10 +43,14 @@ def ls(args: argparse.Namespace) -> int:
 
     from .terminal import has_colours
 
-    if args.size:
-        if args.benchmark or args.model or args.status or args.since:
-            raise RequestError("--size shows all runs: leave out --benchmark, --model, --status and --since")
-        return _print_sizes(as_json=args.json)
+    whole = "--size" if args.size else "--verify"
+    if args.size or args.verify is not None:
+        others = (args.benchmark, args.model, args.status, args.since, args.size and args.verify is not None)
+        if any(others):
+            raise RequestError(f"{whole} looks at whole runs: combine it with --json only")
+        if args.size:
+            return _print_sizes(as_json=args.json)
+        return _verify(args.verify or None, as_json=args.json)
     since_s = None if args.since is None else parse_duration(args.since, "--since")
     wanted = {"benchmark": args.benchmark, "model": args.model, "status": args.status}
     runs = home.list_runs(Workspace.here(), since_s=since_s, **wanted)
@@ -82,31 +93,23 @@ def _style(column: str, text: str) -> str:
     return "warn" if column == "broken" and text != "0" else ""
 
 
-def verify_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", nargs="?", help="this run or pool; default: all of this home")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
-
-
-def verify(args: argparse.Namespace) -> int:
-    """Check that the journal is as it was written: every event of one run, or of all runs and pools.
-
-    Exit code 0: all is well. 1: something was changed, removed or swapped; the line says which event.
-    """
+def _verify(name: str | None, *, as_json: bool) -> int:
+    """Check every event of one run or pool, or of all of them. Returns the exit code."""
     import json
     import sys
 
     from evalfleet.api import home
     from evalfleet.planning.workspace import Workspace
 
-    checked = home.verify(Workspace.here(), args.run)
-    damaged = [each for each in checked if each["problem"]]
-    if args.json:
-        print(json.dumps(checked))
+    streams = home.verify(Workspace.here(), name)
+    damaged = [stream for stream in streams if stream["problem"]]
+    if as_json:
+        print(json.dumps(streams))
     else:
-        for each in checked:
-            print(f"{each['name']}: {_verdict(each)}")
-        for each in damaged:
-            print(f"evalfleet: {each['problem']}", file=sys.stderr)
+        for stream in streams:
+            print(f"{stream['name']}: {_verdict(stream)}")
+        for stream in damaged:
+            print(f"evalfleet: {stream['problem']}", file=sys.stderr)
     return 1 if damaged else 0
 
 

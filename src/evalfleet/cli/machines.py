@@ -1,4 +1,4 @@
-"""What is ours at the places of evalfleet.toml: machines, images, reap."""
+"""Machines and images at the places of evalfleet.toml: machines, reap."""
 
 from __future__ import annotations
 
@@ -20,13 +20,18 @@ IMAGES_HEAD = ("place", "image", "kind", "state", "regions", "GB", "cost", "owne
 
 
 def machines_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--images", action="store_true", help="list images only, with their settings")
+    parser.add_argument("--delete-image", metavar="NAME", help="delete this image in all regions")
+    parser.add_argument("--yes", action="store_true", help="do not ask for confirmation")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
 async def machines(args: argparse.Namespace) -> int:
     """List everything of evalfleet's that exists at the places of evalfleet.toml, by what the places say.
 
-    No journal is needed: machines, what is left of them, and images are known by their tags.
+    No journal is needed: machines, what is left of them, and images are known by their tags. `evalfleet pool
+    prepare POOL BENCHMARK --capture NAME` makes images. An image costs money until it is deleted. Snapshots
+    that people have made of machines' disks are listed with their cost, and are never deleted.
     """
     import json
 
@@ -35,6 +40,12 @@ async def machines(args: argparse.Namespace) -> int:
     from evalfleet.planning.workspace import Workspace
 
     workspace = Workspace.here()
+    if args.delete_image is not None:
+        captured = await places.images(workspace)
+        return await _delete(workspace, args.delete_image, captured, sure=args.yes, as_json=args.json)
+    if args.images:
+        _show_images(await places.images(workspace), as_json=args.json)
+        return 0
     found, kept = await places.machines(workspace), await places.images(workspace)
     if args.json:
         print(json.dumps([*map(belonging_row, found), *map(image_belonging_row, kept)]))
@@ -128,38 +139,19 @@ def _agreed(many: int) -> bool:
     return ask(f"{many} of these are not yours. Type yes to delete them: ") == "yes"
 
 
-def images_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--delete", metavar="NAME", help="delete this image in all regions")
-    parser.add_argument("--yes", action="store_true", help="do not ask for confirmation")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
-
-
-async def images(args: argparse.Namespace) -> int:
-    """List the images that evalfleet has captured at the places of evalfleet.toml, or delete one.
-
-    `evalfleet pool prepare POOL BENCHMARK --capture NAME` makes them. An image costs money until it is
-    deleted. Snapshots that people have made of machines' disks are listed, too, with their cost; they are
-    left alone.
-    """
+def _show_images(images: Sequence[FoundImage], *, as_json: bool) -> None:
     import json
 
-    from evalfleet.api import places
     from evalfleet.api.documents import image_row
-    from evalfleet.planning.workspace import Workspace
 
-    workspace = Workspace.here()
-    found = await places.images(workspace)
-    if args.delete is not None:
-        return await _delete(workspace, args.delete, found, sure=args.yes, as_json=args.json)
-    if args.json:
-        print(json.dumps([image_row(each) for each in found]))
-    elif found:
-        print(images_table(found))
-        settings = [f"{each.image.name}: {each.image.setting}" for each in found if each.image.setting]
+    if as_json:
+        print(json.dumps([image_row(image) for image in images]))
+    elif images:
+        print(images_table(images))
+        settings = [f"{kept.image.name}: {kept.image.setting}" for kept in images if kept.image.setting]
         print("\n".join(["", *settings]) if settings else "")
     else:
         print("there are no images of ours at the places of evalfleet.toml")
-    return 0
 
 
 def images_table(found: Sequence[FoundImage]) -> str:

@@ -12,6 +12,19 @@ VERBS: dict[str, str] = {
     "unpause": "use `evalfleet set RUN --workers N`",
     "replace": _DRAIN,
     "restart": _DRAIN,
+    "rerun": "use `evalfleet run --from RUN`, with --task and --only as before",
+    "grade": "use `evalfleet resume RUN --only ungraded`, or --regrade to grade again",
+    "verify": "use `evalfleet ls --verify`",
+    "schema": "use `evalfleet report --schema DOCUMENT`",
+    "images": "use `evalfleet machines --images` and --delete-image",
+    "completion": 'write `eval "$(register-python-argcomplete evalfleet)"` into your shell\'s start file',
+}
+POOL_VERBS: dict[str, str] = {
+    "resize": "use `evalfleet pool set POOL --workers N`",
+    "extend": "use `evalfleet pool set POOL --expires 14d`",
+    "reset": "use `evalfleet pool do POOL reset MACHINE`",
+    "clean": "use `evalfleet pool do POOL clean`",
+    "screenshot": "use `evalfleet pool vnc POOL --save FOLDER`",
 }
 FLAGS: dict[tuple[str, str], str] = {
     ("reap", "--install"): "call `evalfleet reap` from your own crontab or workflow; see docs/unattended.md",
@@ -25,6 +38,8 @@ def replacement(verb: str, words: Sequence[str]) -> str | None:
     """Return the line that names the replacement, or None if nothing in the command was removed."""
     if verb in VERBS:
         return f"`evalfleet {verb}` was removed; {VERBS[verb]}"
+    if verb == "pool" and words and words[0] in POOL_VERBS:
+        return f"`evalfleet pool {words[0]}` was removed; {POOL_VERBS[words[0]]}"
     for word in words:
         if word == "--":
             return None

@@ -1,4 +1,4 @@
-"""Results of runs: show, report, compare, export, import, schema."""
+"""Results of runs: show, report, compare, export, import."""
 
 from __future__ import annotations
 
@@ -154,6 +154,13 @@ def report_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         help="html: at most so large (default 25)",
     )
+    parser.add_argument(
+        "--schema",
+        metavar="DOCUMENT",
+        nargs="?",
+        const="",
+        help="instead: print the JSON schema of a document that programs read (default: list them)",
+    )
 
 
 def report(args: argparse.Namespace) -> int:
@@ -163,6 +170,9 @@ def report(args: argparse.Namespace) -> int:
     dashboard of the run in one file: it opens from disk, without a network.
     """
     from pathlib import Path
+
+    if args.schema is not None:
+        return _print_schema(args.schema, as_json=args.json)
 
     from evalfleet.api import runs
     from evalfleet.errors import RequestError
@@ -201,6 +211,23 @@ def report(args: argparse.Namespace) -> int:
     except OSError as err:
         raise RequestError(f"cannot write {args.path}: {err.strerror}") from err
     print(f"report written to {args.path}")
+    return 0
+
+
+def _print_schema(document: str, *, as_json: bool) -> int:
+    """Print one schema, or the list of all documents. Keys may be added to a document, and never go."""
+    import json
+
+    from evalfleet.api import documents
+    from evalfleet.views.format import pairs
+
+    if document:
+        print(json.dumps(documents.schema(document), indent=2))
+    elif as_json:
+        listed = [{"document": name, "where": where} for name, (_, where) in documents.DOCUMENTS.items()]
+        print(json.dumps(listed))
+    else:
+        print(pairs([(name, where) for name, (_, where) in documents.DOCUMENTS.items()]))
     return 0
 
 
@@ -367,28 +394,3 @@ def init(args: argparse.Namespace) -> int:
 
 def _holds(path: Path, content: bytes) -> bool:
     return path.is_file() and path.read_bytes() == content
-
-
-def schema_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("document", metavar="DOCUMENT", nargs="?", help="default: list them all")
-    parser.add_argument("--json", action="store_true", help="the list as JSON; a schema is JSON anyway")
-
-
-def schema(args: argparse.Namespace) -> int:
-    """Print the JSON schema of a document that programs read: results.json, events, what --json prints.
-
-    Keys may be added to a document; those that are there stay as they are.
-    """
-    import json
-
-    from evalfleet.api import documents
-    from evalfleet.views.format import pairs
-
-    if args.document is None and args.json:
-        listed = [{"document": name, "where": where} for name, (_, where) in documents.DOCUMENTS.items()]
-        print(json.dumps(listed))
-    elif args.document is None:
-        print(pairs([(name, where) for name, (_, where) in documents.DOCUMENTS.items()]))
-    else:
-        print(json.dumps(documents.schema(args.document), indent=2))
-    return 0

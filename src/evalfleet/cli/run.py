@@ -25,7 +25,7 @@ ASK_ABOVE_USD = 20.0
 
 
 def run_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("benchmark", metavar="BENCHMARK", help="see above")
+    parser.add_argument("benchmark", metavar="BENCHMARK", nargs="?", help="see above")
     groups: dict[str, Any] = {}
     for option, flag in flags().items():
         if flag.group not in groups:
@@ -54,13 +54,44 @@ def run(args: argparse.Namespace) -> int:
     """Run a benchmark: bring machines up, run every task, collect the results, clean up.
 
     BENCHMARK is a file (./mybench.toml), a name from evalfleet.toml, an installed benchmark, or a dotted
-    path.
+    path. Without BENCHMARK, --from RUN runs tasks of that run again, with its files, settings and limits.
     """
     from evalfleet.api import runs
     from evalfleet.planning.workspace import Workspace
 
-    workspace, request = Workspace.here(), request_of(args)
-    return start_run(workspace, runs.resolve_request(workspace, request, dry=args.dry_run), args)
+    workspace = Workspace.here()
+    if args.benchmark is None:
+        return start_run(workspace, _resolve_again(workspace, args), args)
+    return start_run(workspace, runs.resolve_request(workspace, request_of(args), dry=args.dry_run), args)
+
+
+KEPT_AGAIN = ("from_run", "only", "task_ids", "workers", "budget", "max_duration", "name", "keep", "env_file")
+"""The options that a run of an earlier run's plan may set anew."""
+
+
+def _resolve_again(workspace: Workspace, args: argparse.Namespace) -> Resolved:
+    """Plan tasks of an earlier run again, by that run's own plan. Raises RequestError."""
+    from evalfleet.api.rerun import resolve_rerun
+    from evalfleet.api.resumption import new_limits
+    from evalfleet.errors import RequestError
+    from evalfleet.planning.values import parse_names
+
+    if args.from_run is None:
+        raise RequestError("name the benchmark to run, or the run whose tasks to run again with --from RUN")
+    for option, flag in flags().items():
+        if getattr(args, option) is not None and option not in KEPT_AGAIN:
+            spelling = flag.short or f"--{word_of(option).replace('_', '-')}"
+            raise RequestError(f"{spelling} needs BENCHMARK: without it, run {args.from_run} decides")
+    return resolve_rerun(
+        workspace,
+        args.from_run,
+        args.task_ids or (),
+        only=parse_names(args.only or (), "--only"),
+        limits=new_limits(args.budget, args.max_duration, args.workers),
+        new_name=args.name,
+        keep=bool(args.keep),
+        env_file=args.env_file,
+    )
 
 
 def words_of(args: argparse.Namespace) -> list[str]:
@@ -76,64 +107,6 @@ def words_of(args: argparse.Namespace) -> list[str]:
         else:
             words += [word for each in (value if flag.is_repeated else [value]) for word in (spelling, each)]
     return words
-
-
-def rerun_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="its name; `evalfleet ls` shows all")
-    parser.add_argument(
-        "tasks",
-        metavar="TASK",
-        nargs="*",
-        default=(),
-        help="this task, a glob ('web_*') or a range ('web_3..9')",
-    )
-    parser.add_argument(
-        "--only", metavar="OUTCOME,...", help="those that are failed, broken, slow, unrun or passed"
-    )
-    parser.add_argument("--keep", action="store_true", help="leave the machines behind, as pool RUN-pool")
-    parser.add_argument(
-        "--name", metavar="RUN", help="the new run's name (default: made from the benchmark and the time)"
-    )
-    parser.add_argument("--budget", metavar="USD", help="a budget other than the earlier run's")
-    parser.add_argument("--max-duration", metavar="2h", help="a time limit other than the earlier run's")
-    parser.add_argument("--workers", metavar="N", help="a new number of machines at once")
-    parser.add_argument("--env-file", metavar="FILE", help="read secrets from here")
-    parser.add_argument(
-        "--detach", action="store_true", help="return at once; `evalfleet watch` follows the run"
-    )
-    parser.add_argument("--dry-run", action="store_true", help="print the plan and its estimate")
-    parser.add_argument(
-        "--yes", action="store_true", help="do not ask for confirmation, whatever it may cost"
-    )
-    parser.add_argument("--quiet", action="store_true", help="print nothing before the summary")
-    parser.add_argument(
-        "--json", action="store_true", help="print one JSON object per line, the results last"
-    )
-
-
-def rerun(args: argparse.Namespace) -> int:
-    """Run tasks of an earlier run again, all or some, in a new run with the same settings and limits.
-
-    The new run names the earlier one, which stays as it is. With new files of the benchmark, say
-    `evalfleet run BENCHMARK --from RUN --only failed` instead.
-    """
-    from evalfleet.api.rerun import resolve_rerun
-    from evalfleet.api.resumption import new_limits
-    from evalfleet.planning.values import parse_names
-    from evalfleet.planning.workspace import Workspace
-
-    workspace = Workspace.here()
-    resolved = resolve_rerun(
-        workspace,
-        args.run,
-        args.tasks,
-        only=parse_names(args.only or (), "--only"),
-        limits=new_limits(args.budget, args.max_duration, args.workers),
-        new_name=args.name,
-        keep=args.keep,
-        env_file=args.env_file,
-    )
-    return start_run(workspace, resolved, args)
 
 
 def start_run(workspace: Workspace, resolved: Resolved, args: argparse.Namespace) -> int:
@@ -233,7 +206,14 @@ def resume_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "run", metavar="RUN", nargs="?", help="its name, or the beginning of it (default: the latest)"
     )
-    parser.add_argument("--only", choices=("broken",), help="run the broken tasks again, and nothing else")
+    parser.add_argument(
+        "--only",
+        choices=("broken", "ungraded"),
+        help="broken: run these tasks again, and nothing else; ungraded: grade answers, and run nothing",
+    )
+    parser.add_argument(
+        "--regrade", action="store_true", help="grade once more what has a score, and keep both grades"
+    )
     parser.add_argument(
         "--take-over", action="store_true", help="take the run from a controller that still lives"
     )
@@ -266,12 +246,17 @@ def resume(args: argparse.Namespace) -> int:
 
     Attempts that still run on their machines are adopted, not started again. Machines get the files that the
     run was planned with, whatever became of them since. With --with-new-files the journal records what has
-    changed; machines that are up are let go first, and what has ended on them is kept.
+    changed; machines that are up are let go first, and what has ended on them is kept. A score never changes:
+    --regrade keeps new grades beside the first, and `show RUN TASK` has all.
     """
     from evalfleet.api import resumption, runs
     from evalfleet.planning.workspace import Workspace
 
     workspace = Workspace.here()
+    if args.regrade or args.only == "ungraded":
+        _refuse_limits(args)
+        order = resumption.grade_order(workspace, args.run, again=args.regrade, env_file=args.env_file)
+        return _follow(result_of(runs.control(workspace, order)), as_json=args.json, quiet=args.quiet)
     run, order = result_of(
         resumption.ready_to_resume(
             workspace,
@@ -301,30 +286,14 @@ def resume(args: argparse.Namespace) -> int:
     return code
 
 
-def grade_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "run", metavar="RUN", nargs="?", help="its name, or the beginning of it (default: the latest)"
-    )
-    parser.add_argument(
-        "--again", action="store_true", help="grade once more what has a score, and keep both grades"
-    )
-    parser.add_argument("--env-file", metavar="FILE", help="read secrets from here")
-    parser.add_argument(
-        "--json", action="store_true", help="print one JSON object per line, the results last"
-    )
+def _refuse_limits(args: argparse.Namespace) -> None:
+    """Grading runs no task: flags about running are refused. Raises RequestError."""
+    from evalfleet.errors import RequestError
 
-
-def grade(args: argparse.Namespace) -> int:
-    """Grade the answers of a run that were not graded at its end. Nothing is run again.
-
-    A score never changes: with --again the new grades are kept beside the first; `show RUN TASK` has all.
-    """
-    from evalfleet.api import resumption, runs
-    from evalfleet.planning.workspace import Workspace
-
-    workspace = Workspace.here()
-    order = resumption.grade_order(workspace, args.run, again=args.again, env_file=args.env_file)
-    return _follow(result_of(runs.control(workspace, order)), as_json=args.json)
+    for option in ("take_over", "from_url", "budget", "max_duration", "workers", "with_new_files", "detach"):
+        if getattr(args, option):
+            flag = "--from" if option == "from_url" else f"--{option.replace('_', '-')}"
+            raise RequestError(f"{flag} is for runs that go on: leave it out to grade answers only")
 
 
 def cancel_arguments(parser: argparse.ArgumentParser) -> None:

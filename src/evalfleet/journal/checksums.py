@@ -141,7 +141,7 @@ def head(conn: sqlite3.Connection, stream: str) -> tuple[int, bytes | None] | No
 def damaged(path: Path, stream: str, seq: int, what: str) -> JournalForeign:
     return JournalForeign(
         f"{path} is damaged: event {seq} of {stream!r} {what}: restore the file from a copy; "
-        "`evalfleet verify` checks all runs, and the files that attempts left are still in their folders"
+        "`evalfleet ls --verify` checks all runs, and the files that attempts left are still in their folders"
     )
 
 

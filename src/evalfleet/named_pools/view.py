@@ -51,7 +51,9 @@ class PoolView:
             hint = f"`evalfleet pool start {self.name}` brings its machines back, `pool delete` ends it"
             return f"pool {self.name!r} has expired; {hint}"
         left = _hours(seconds_between(now, at))
-        return f"pool {self.name!r} expires in {left}; `evalfleet pool extend {self.name}` keeps it"
+        return (
+            f"pool {self.name!r} expires in {left}; `evalfleet pool set {self.name} --expires 14d` keeps it"
+        )
 
     def perishing(self, now: Micros) -> str:
         """What is to be said of set-ups that end soon, such as licences, or have ended; else empty."""
@@ -62,7 +64,7 @@ class PoolView:
         left_s = seconds_between(now, min(near))
         when = f"ends in {_hours(left_s)}" if left_s > 0 else f"ended {_hours(-left_s)} ago"
         count = f"{len(near)} of {len(self.machines)} machines"
-        hint = f"`evalfleet pool clean {self.name}` and `pool prepare` make it anew"
+        hint = f"`evalfleet pool do {self.name} clean` and `pool prepare` make it anew"
         return f"what was set up on {count} of pool {self.name!r} {when}, with its licence; {hint}"
 
     def warning(self, now: Micros) -> str:

@@ -163,7 +163,12 @@ class RunOptions(TypedDict, total=False):
     from_run: Annotated[
         str,
         Flag(
-            "which tasks", "line", "RUN", "only tasks that this earlier run had", word="from", scope="one run"
+            "which tasks",
+            "line",
+            "RUN",
+            "only tasks of this earlier run; without BENCHMARK: run them again as they were run then",
+            word="from",
+            scope="one run",
         ),
     ]
     only: Annotated[

@@ -1,7 +1,7 @@
 """The JSON documents that programs read, as types. Their keys are public: they may be added to.
 
 They are dicts, as `Run.results()` has always given them, whose keys and values type checkers know.
-`evalfleet schema` prints a JSON schema of each.
+`evalfleet report --schema` prints a JSON schema of each.
 """
 
 from __future__ import annotations

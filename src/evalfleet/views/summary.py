@@ -247,7 +247,7 @@ def next_steps(results: Results) -> list[str]:
         if results["status"] == "failed" and any(m["cause"] == "setup" for m in results["machines"]):
             steps = [f"evalfleet resume {run} --with-new-files # once the set-up is mended"]
     elif results["answered"]:
-        steps.append(f"evalfleet grade {run}")
+        steps.append(f"evalfleet resume {run} --only ungraded")
     if results["broken"]:
         steps.append(f"evalfleet resume {run} --only broken{more}")
     return steps

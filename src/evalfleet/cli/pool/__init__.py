@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
-from collections.abc import Coroutine
-from types import ModuleType
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 VERBS: dict[str, str] = {
@@ -18,16 +17,12 @@ VERBS: dict[str, str] = {
     "prepare": "set a benchmark up on all machines, so that runs need not",
     "start": "start stopped machines, and create missing ones",
     "stop": "stop all machines: no longer billed, disks kept",
-    "resize": "change how many machines it has",
-    "extend": "let it live longer",
+    "set": "change how many machines it has, or when it ends",
     "restart": "end everything that runs on one machine, and start it afresh",
-    "do": "run one of the benchmark's own verbs on machines",
-    "reset": "bring what a benchmark runs on one machine back to its golden state",
-    "clean": "remove what setting up a benchmark left on the machines",
+    "do": "run one of the benchmark's own verbs on machines: reset, clean, ...",
     "ssh": "open a shell on a machine, or run a command there",
     "tunnel": "reach ports of machines on this computer",
-    "vnc": "look at the machines' screens in a browser",
-    "screenshot": "save what the machines' screens show",
+    "vnc": "look at the machines' screens in a browser, or save pictures of them",
     "logs": "print what happened to a pool, or to one of its machines",
     "delete": "delete a pool and all its machines",
 }
@@ -37,14 +32,13 @@ MODULES: dict[str, str] = {
     "logs": "look",
     "prepare": "prepare",
     "do": "appliance",
-    "reset": "appliance",
-    "clean": "appliance",
     "ssh": "shell",
     "tunnel": "shell",
     "vnc": "appliance",
-    "screenshot": "appliance",
 }
 """Where a verb is, if not in `lifecycle`: a function of its name, and one that adds its arguments."""
+FUNCTIONS = {"set": "set_pool"}
+"""Names that Python keeps for itself."""
 
 
 def pool_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,21 +46,23 @@ def pool_arguments(parser: argparse.ArgumentParser) -> None:
         dest="verb", metavar="VERB", required=True, help="`evalfleet pool VERB --help` says more"
     )
     for verb, what in VERBS.items():
-        about = getattr(_module(verb), verb).__doc__
+        about = _function(verb).__doc__
         add_verb_arguments(verbs.add_parser(verb, help=what, description=about, allow_abbrev=False), verb)
 
 
 def add_verb_arguments(parser: argparse.ArgumentParser, verb: str) -> None:
-    getattr(_module(verb), f"{verb}_arguments")(parser)
+    _function(verb, "_arguments")(parser)
 
 
 def pool(args: argparse.Namespace) -> int | Coroutine[Any, Any, int]:
-    code: int | Coroutine[Any, Any, int] = getattr(_module(args.verb), args.verb)(args)
+    code: int | Coroutine[Any, Any, int] = _function(args.verb)(args)
     return code
 
 
-def _module(verb: str) -> ModuleType:
-    return importlib.import_module(f"evalfleet.cli.pool.{MODULES.get(verb, 'lifecycle')}")
+def _function(verb: str, suffix: str = "") -> Callable[..., Any]:
+    module = importlib.import_module(f"evalfleet.cli.pool.{MODULES.get(verb, 'lifecycle')}")
+    function: Callable[..., Any] = getattr(module, FUNCTIONS.get(verb, verb) + suffix)
+    return function
 
 
 # -- arguments of several verbs -----------------------------------------------------------------------------

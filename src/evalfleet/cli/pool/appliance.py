@@ -1,17 +1,16 @@
-"""What the benchmark that machines were set up for can do there: do, reset, clean, vnc, screenshot."""
+"""Verbs of the benchmark that machines were set up for, and their screens: do, vnc."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import add_benchmark, add_json, add_machine, add_machines, add_name, add_yes
+from . import add_benchmark, add_json, add_machines, add_name, add_yes
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from evalfleet.api.appliances import BenchmarkAppliance
     from evalfleet.api.pool_machine import ActionResult
     from evalfleet.api.pools import Pool
@@ -31,46 +30,11 @@ def do_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 async def do(args: argparse.Namespace) -> int:
-    """Run a verb of the benchmark that a pool's machines were set up for.
+    """Run a verb of the benchmark that a pool's machines were set up for. No run can take them meanwhile.
 
-    `pool reset` and `pool clean` are two such verbs. Nobody else can have the machines meanwhile.
+    `reset` brings what the benchmark runs on a machine back to its golden state: what is in it now is lost.
+    `clean` removes what the set-up left on lent hosts, which may be gigabytes.
     """
-    return await _do(args, args.word, args.machines, sure=args.yes)
-
-
-def reset_arguments(parser: argparse.ArgumentParser) -> None:
-    add_name(parser)
-    add_machine(parser)
-    add_benchmark(parser)
-    add_json(parser)
-
-
-async def reset(args: argparse.Namespace) -> int:
-    """Bring what a benchmark runs on one machine of a pool back to its golden state.
-
-    What is in it now is lost.
-    """
-    return await _do(args, "reset", [args.machine], sure=True)
-
-
-def clean_arguments(parser: argparse.ArgumentParser) -> None:
-    add_name(parser)
-    add_machines(parser)
-    add_benchmark(parser)
-    add_yes(parser)
-    add_json(parser)
-
-
-async def clean(args: argparse.Namespace) -> int:
-    """Remove what setting up a benchmark left on a pool's machines, which may be gigabytes.
-
-    It is meant for lent hosts, which otherwise keep it. Machines of a cloud do not need it: `pool delete`
-    deletes their disks.
-    """
-    return await _do(args, "clean", args.machines, sure=args.yes)
-
-
-async def _do(args: argparse.Namespace, word: str, machines: Sequence[str], *, sure: bool) -> int:
     from evalfleet.api import appliances, pools
     from evalfleet.cli.terminal import agreed
     from evalfleet.planning.workspace import Workspace
@@ -78,10 +42,10 @@ async def _do(args: argparse.Namespace, word: str, machines: Sequence[str], *, s
     from .show import print_answers
 
     pool = pools.open_pool(Workspace.here(), args.name)
-    running = pool.running(machines)
-    owner, verb = appliances.verb_of(pool, running, word, args.benchmark)
+    running = pool.running(args.machines)
+    owner, verb = appliances.verb_of(pool, running, args.word, args.benchmark)
     names = [machine.name for machine in running]
-    if verb.asks and not sure and not agreed(f"{verb.asks} on {', '.join(names)}"):
+    if verb.asks and not args.yes and not agreed(f"{verb.asks} on {', '.join(names)}"):
         return 2
     answers = await appliances.do(pool, names, owner, verb)
     return print_answers(answers, as_json=args.json)
@@ -90,6 +54,7 @@ async def _do(args: argparse.Namespace, word: str, machines: Sequence[str], *, s
 def vnc_arguments(parser: argparse.ArgumentParser) -> None:
     add_name(parser)
     add_machines(parser)
+    parser.add_argument("--save", metavar="FOLDER", help="instead: save each screen there as MACHINE.png")
     add_benchmark(parser)
     add_json(parser)
 
@@ -104,6 +69,8 @@ async def vnc(args: argparse.Namespace) -> int:
 
     from .shell import carry
 
+    if args.save is not None:
+        return await _screenshots(args, Path(args.save))
     pool = pools.open_pool(Workspace.here(), args.name)
     machines = pool.running(args.machines)
     owner, screen = appliances.screen_of(pool, machines, args.benchmark)
@@ -120,21 +87,11 @@ async def vnc(args: argparse.Namespace) -> int:
         return await carry(pool, machines, [(screen.port, screen.port)], show, as_json=args.json)
 
 
-def screenshot_arguments(parser: argparse.ArgumentParser) -> None:
-    add_name(parser)
-    add_machines(parser)
-    parser.add_argument("-o", "--output", metavar="FOLDER", default=".", help="where to (default: here)")
-    add_benchmark(parser)
-    add_json(parser)
-
-
-async def screenshot(args: argparse.Namespace) -> int:
-    """Save what the screens of a pool's machines show, one PNG per machine: MACHINE.png.
+async def _screenshots(args: argparse.Namespace, folder: Path) -> int:
+    """Save what the machines' screens show, one PNG for each: MACHINE.png.
 
     It comes from the guest's server, or, where that is silent, from the virtual machine around it.
     """
-    from pathlib import Path
-
     from evalfleet.api import appliances, pools
     from evalfleet.planning.workspace import Workspace
 
@@ -144,7 +101,6 @@ async def screenshot(args: argparse.Namespace) -> int:
     machines = pool.running(args.machines)
     owner, _ = appliances.screen_of(pool, machines, args.benchmark)
     answers = await pool.probe(machines)
-    folder = Path(args.output)
     folder.mkdir(parents=True, exist_ok=True)
     return print_answers(await _save_all(pool, owner, answers, folder), as_json=args.json)
 

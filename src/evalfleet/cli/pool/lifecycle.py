@@ -128,43 +128,34 @@ async def stop(args: argparse.Namespace) -> int:
     return 0
 
 
-def resize_arguments(parser: argparse.ArgumentParser) -> None:
+def set_pool_arguments(parser: argparse.ArgumentParser) -> None:
     add_name(parser)
-    parser.add_argument("workers", metavar="N", help="how many machines")
+    parser.add_argument("--workers", metavar="N", help="have this many machines")
+    parser.add_argument("--expires", metavar="14d", help="end by itself this long from now")
     add_json(parser)
 
 
-async def resize(args: argparse.Namespace) -> int:
-    """Change how many machines a pool has. Of those that no run uses, the newest are deleted first."""
+async def set_pool(args: argparse.Namespace) -> int:
+    """Change how many machines a pool has, or when it ends by itself.
+
+    Of the machines that no run uses, the newest are deleted first.
+    """
     from evalfleet.api import pools
-    from evalfleet.planning.values import parse_count
+    from evalfleet.errors import RequestError
+    from evalfleet.planning.values import parse_count, parse_duration
     from evalfleet.planning.workspace import Workspace
 
-    from .show import follow, show
+    from .show import follow, print_problems, show
 
+    if args.workers is None and args.expires is None:
+        raise RequestError("nothing to change: pass --workers N or --expires 14d")
+    workers = None if args.workers is None else parse_count(args.workers, "--workers", 1, 10_000)
+    expires_s = None if args.expires is None else parse_duration(args.expires, "--expires")
     pool = pools.open_pool(Workspace.here(), args.name)
-    await pool.resize(parse_count(args.workers, "N", 1, 10_000))
-    await follow(pool)
-    show(pool.view(), as_json=args.json)
-    return 0
-
-
-def extend_arguments(parser: argparse.ArgumentParser) -> None:
-    add_name(parser)
-    parser.add_argument("--expires", metavar="14d", default="14d", help="counted from now (default: 14d)")
-    add_json(parser)
-
-
-async def extend(args: argparse.Namespace) -> int:
-    """Let a pool live longer: its machines end by themselves at their expiry."""
-    from evalfleet.api import pools
-    from evalfleet.planning.values import parse_duration
-    from evalfleet.planning.workspace import Workspace
-
-    from .show import print_problems, show
-
-    pool = pools.open_pool(Workspace.here(), args.name)
-    answers = await pool.extend(parse_duration(args.expires, "--expires"))
+    answers = [] if expires_s is None else await pool.extend(expires_s)
+    if workers is not None:
+        await pool.resize(workers)
+        await follow(pool)
     show(pool.view(), as_json=args.json)
     return print_problems(answers)
 

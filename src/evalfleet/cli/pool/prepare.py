@@ -36,7 +36,7 @@ async def prepare(args: argparse.Namespace) -> int:
     is named by here:PATH, are sent there first, unless they are there; what was cut off goes on.
 
     With --capture, one of the machines becomes an image from which later machines come up ready. That machine
-    is deleted then; the image costs money until `evalfleet images --delete NAME`.
+    is deleted then; the image costs money until `evalfleet machines --delete-image NAME`.
     """
     from evalfleet.api import capture, pools, runs
     from evalfleet.planning.request import RunRequest
@@ -97,9 +97,9 @@ def _words(pool: str, machine: str, made: Image, setup_s: float) -> str:
     return "\n".join(
         (
             f"image {made.name} is ready in {where}: {made.gb:.1f} GB, {monthly(made)} "
-            f"until `evalfleet images --delete {made.name}`",
-            f"{machine} was deleted for it{saved}. Pool {pool} has one machine less; `evalfleet pool resize "
-            f"{pool} N` makes another, with the image that the pool was created with",
+            f"until `evalfleet machines --delete-image {made.name}`",
+            f"{machine} was deleted for it{saved}. Pool {pool} has one machine less; `evalfleet pool set "
+            f"{pool} --workers N` makes another, with the image that the pool was created with",
             "runs and new pools have it at once with this line under the place in evalfleet.toml:",
             f"  {made.setting}",
         )

@@ -92,7 +92,7 @@ class ImageGallery:
             if tags_in(shown).get(SOURCE) != machine:
                 raise RequestError(
                     f"there is an image {image!r} already; choose another name, or delete it with "
-                    f"`evalfleet images --delete {image}`"
+                    f"`evalfleet machines --delete-image {image}`"
                 )
         return shown
 

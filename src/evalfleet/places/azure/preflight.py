@@ -243,7 +243,7 @@ class AzureChecks:
                 words = f"publishers/{publisher}/artifacttypes/vmimage/offers/{offer}/skus/{sku}/versions"
                 path = f"{self._arm.root}/providers/Microsoft.Compute/locations/{region}/{words}"
                 there = bool(table(await self._arm.find(path, COMPUTE)).get("value"))
-            ours = "`evalfleet images` lists those that were captured, with their regions"
+            ours = "`evalfleet machines --images` lists those that were captured, with their regions"
             theirs = "`az vm image list --all --publisher NAME` lists those there are"
             remedy = "" if there else f"check `image`: {ours if image.startswith('/') else theirs}"
             told = f"{image} {'is there' if there else 'is not there'}"

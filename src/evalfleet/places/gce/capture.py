@@ -77,7 +77,7 @@ class ProjectImages:
         if labels.get(HOME) != self._home or labels.get(SOURCE) != label(machine):
             raise RequestError(
                 f"there is an image {image!r} already; choose another name, or delete it with "
-                f"`evalfleet images --delete {image}`"
+                f"`evalfleet machines --delete-image {image}`"
             )
         return shown
 
