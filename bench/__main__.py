@@ -22,7 +22,7 @@ BENCHES: dict[str, str] = {
     "startup": "CPU seconds until the command line answers",
     "before": "cost of runs now beside an earlier commit",
     "dispatch": "2,000 attempts of `true` on 8 local machines, beside GNU parallel and xargs",
-    "ssh-dispatch": "1,000 short tasks on 20 lab hosts, beside GNU parallel and a bare asyncssh loop",
+    "ssh-dispatch": "1,000 short tasks on 20 lab hosts, beside GNU parallel",
     "ssh-scale": "500 lab hosts held by one controller, and a reconnect storm",
     "recovery": "kill -9 the controller twenty times, and resume",
     "lost-host": "seconds from a host's power loss or partition to its task running on another one",

@@ -10,9 +10,6 @@ A page's wall clock is from the click on its link until the numbers and the tabl
 (`page_*_s`), then until a filter has taken effect (`filtered_s`) and a task's page is there (`opened_s`). The
 browser's own start is not in it. CPU seconds are told beside it, which say more on a busy computer. All of it
 is meant to take less than five minutes on a quiet one.
-
-The same browser opens as many samples in `inspect view`, where inspect-ai is: in `.venv/inspect`
-(`make .venv/inspect/ready`), or where the Python INSPECT_PYTHON is.
 """
 
 from __future__ import annotations
@@ -20,16 +17,16 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import socket
 import subprocess
-import sys
 import threading
 import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
 
-from playwright.sync_api import Error as BrowserError
+from playwright.sync_api import BrowserContext, CDPSession, Page, sync_playwright
 
 from evalfleet.events import (
     AttemptCollected,
@@ -65,9 +62,8 @@ from evalfleet.model import (
 from evalfleet.views.dashboard.snapshots import KEPT
 from evalfleet.web.server import client_files
 
-from .browser import Tab
 from .result import Aim, Figures, Result, below, rounded
-from .workspace import Workspace, console_script, environment
+from .workspace import Workspace, console_script, cpu_s, environment, memory_mb
 
 LINK = re.compile(rb"http://127\.0\.0\.1:(\d+)/\?token=(\S+)")
 RUNS = 1000
@@ -79,7 +75,6 @@ WATCHERS, WATCHED_S, EVENTS_A_SECOND = 100, 30.0, 20
 HOUR_TASKS, REPLAYED_S = 10_000, 60.0
 """A run of an hour: three events a task."""
 KEPT_WITHIN_S = 120.0
-TICK = os.sysconf("SC_CLK_TCK")
 
 
 def run(quick: bool) -> Result:
@@ -115,8 +110,7 @@ def run(quick: bool) -> Result:
         figures["replayed"] = replayed = _replayed(space, store, 30 if quick else HOUR_TASKS)
         aims["replayed.tab_mb"] = below(replayed["tab_mb"], 150)
         aims["replayed.first_load_kB"] = below(replayed["first_load_kB"], 200)
-    against: Figures = {f"inspect_view_{size}": _inspect_view(size) for size in sizes}
-    return Result("dashboard", figures, aims, against)
+    return Result("dashboard", figures, aims)
 
 
 def run_events(name: str) -> list[Event]:
@@ -200,7 +194,7 @@ class _Server:
         return rounded(time.perf_counter() - begun), rounded(self.cpu_s() - cpu)
 
     def cpu_s(self) -> float:
-        return _cpu_s(self.process.pid)
+        return cpu_s(self.process.pid)
 
     def waited_s(self) -> float:
         """How long its threads were ready to run, and others had the cores: not the dashboard's doing."""
@@ -208,21 +202,7 @@ class _Server:
         return sum(int(thread.read_text().split()[1]) for thread in threads) / 1e9
 
     def rss_mb(self) -> float:
-        return _rss_mb(self.process.pid)
-
-
-def _cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICK
-
-
-def _rss_mb(pid: int) -> float:
-    return _memory_mb(pid, "VmRSS")
-
-
-def _memory_mb(pid: int, which: str) -> float:
-    status = Path(f"/proc/{pid}/status").read_text()
-    return int(status.partition(f"{which}:")[2].split()[0]) / 1024
+        return memory_mb(self.process.pid)
 
 
 def _sized(space: Workspace, store: Store, size: int) -> Figures:
@@ -233,7 +213,7 @@ def _sized(space: Workspace, store: Store, size: int) -> Figures:
     with _Server(space) as server:
         found["never_seen_s"], found["never_seen_cpu_s"], found["gzip_bytes"] = server.get(path)
         found["never_seen_rss_mb"] = rounded(server.rss_mb())
-        found["never_seen_peak_mb"] = rounded(_memory_mb(server.process.pid, "VmHWM"))
+        found["never_seen_peak_mb"] = rounded(memory_mb(server.process.pid, "VmHWM"))
         found["warm_s"], found["warm_cpu_s"], _ = server.get(path)
         found["verified_s"], found["verified_cpu_s"] = server.wait_for(space.home / name / KEPT)
         found["verified_rss_mb"] = rounded(server.rss_mb())
@@ -420,118 +400,84 @@ def _delays(durable: dict[int, float], arrived: list[dict[int, float]]) -> Itera
                 yield max(0.0, each[number] - at)
 
 
-# -- inspect view ------------------------------------------------------------------------------------
+# -- a browser ---------------------------------------------------------------------------------------
 
-INSPECT_PYTHON = Path(os.environ.get("INSPECT_PYTHON") or ".venv/inspect/bin/python").absolute()
-INSPECT_WITHIN_S = 600.0
-"""Its log must be written, and its server must answer, within so long each: else it is not measured."""
-SAMPLES = """
-import json
-import os
-import sys
-import zipfile
-from inspect_ai.log import EvalConfig, EvalDataset, EvalLog, EvalResults, EvalSample, EvalSpec, write_eval_log
-from inspect_ai.model import ChatMessageAssistant, ChatMessageUser, ModelOutput
-from inspect_ai.scorer import Score
-
-file, n = sys.argv[1], int(sys.argv[2])
-samples = [
-    EvalSample(
-        id=f"task_{k:06d}", epoch=1, input=f"do number {k}", target="1",
-        messages=[ChatMessageUser(content=f"do number {k}"), ChatMessageAssistant(content="done")],
-        output=ModelOutput.from_content("m", "done"), scores={"match": Score(value=k % 2)},
-    )
-    for k in range(2)
-]
-spec = EvalSpec(
-    created="2026-01-01T00:00:00+00:00", task="bench", model="m", config=EvalConfig(),
-    dataset=EvalDataset(name="bench", samples=n),
-)
-results = EvalResults(total_samples=n, completed_samples=n)
-write_eval_log(EvalLog(eval=spec, status="success", results=results, samples=samples), file + ".two.eval")
-
-# Its own way takes as long as the square of their number: the other samples are made of these two.
-with zipfile.ZipFile(file + ".two.eval") as two:
-    kind = two.infolist()[0].compress_type
-    parts = {name: two.read(name).decode() for name in two.namelist()}
-os.unlink(file + ".two.eval")
-
-def like(text, k):
-    return text.replace(f"task_{k % 2:06d}", f"task_{k:06d}").replace(f"do number {k % 2}", f"do number {k}")
-
-summaries = [json.dumps(each) for each in json.loads(parts["summaries.json"])]
-made = "[" + ",".join(like(summaries[k % 2], k) for k in range(n)) + "]"
-with zipfile.ZipFile(file, "w", kind) as log:
-    for name, text in parts.items():
-        if name.startswith("samples/"):
-            continue
-        log.writestr(name, made if "summaries" in name else text)
-    for k in range(n):
-        sample = parts[f"samples/task_{k % 2:06d}_epoch_1.json"]
-        # its own compression asks for new memory each time, which takes minutes for 100,000 of them
-        log.writestr(f"samples/task_{k:06d}_epoch_1.json", like(sample, k), zipfile.ZIP_DEFLATED)
-"""
+CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
+LIMIT_MS = 300_000
+FIRST_ROW = ".grid-body .grid-row"
+"""What a run's page shows last: the first task of its table."""
+BLANK = """data:text/html,<p>words</p><canvas></canvas>
+<script>document.querySelector("canvas").getContext("2d").fillText("words", 9, 9)</script>"""
+"""A page of a little of everything: the browser's own start, and that of what draws, is in no figure."""
+DRAWN = "() => new Promise((done) => requestAnimationFrame(() => setTimeout(() => done(performance.now()))))"
 
 
-def _inspect_view(samples: int) -> Figures:
-    """How soon `inspect view` shows the first of as many samples, to the same browser."""
-    inspect = INSPECT_PYTHON.with_name("inspect")
-    if not inspect.exists():
-        return _unmeasured(samples, f"there is no {inspect}: `make .venv/inspect/ready` installs it")
-    try:
-        return _inspected(inspect, samples)
-    except subprocess.TimeoutExpired:  # says nothing of its pages: there was nothing to show
-        return _unmeasured(samples, f"its log was not written within {INSPECT_WITHIN_S:g} s")
-    except subprocess.CalledProcessError as err:
-        return _unmeasured(samples, f"its log could not be written (exit code {err.returncode})")
-    except (OSError, BrowserError) as err:
-        return _unmeasured(samples, f"no sample was seen: {str(err).splitlines()[0]}")
+class Tab:
+    """One tab of a browser that has never seen anything: `warm` loads find what the first one left."""
+
+    def __enter__(self) -> Self:
+        self._playwright = sync_playwright().start()
+        self._browser = self._playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        self.context: BrowserContext = self._browser.new_context(viewport={"width": 1280, "height": 900})
+        self.page: Page = self.context.new_page()
+        self.page.set_default_timeout(LIMIT_MS)
+        self._session: CDPSession = self.context.new_cdp_session(self.page)
+        self._session.send("Performance.enable", {"timeDomain": "threadTicks"})
+        self._session.send("Network.enable")
+        self.bytes = 0
+        self.requests: list[str] = []
+        self._session.on("Network.loadingFinished", self._loaded)
+        self.page.goto(BLANK)
+        self.page.evaluate(DRAWN)
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, err: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._browser.close()
+        self._playwright.stop()
+
+    def _loaded(self, event: dict[str, Any]) -> None:
+        self.bytes += int(event["encodedDataLength"])
+
+    def load(self, url: str, until: str = FIRST_ROW) -> Figures:
+        """Seconds until the page can be used, the CPU seconds of its main thread, and the bytes that came."""
+        self.bytes, before = 0, self._cpu_s()
+        self.page.goto(url, wait_until="commit")
+        if self._cpu_s() < before:
+            before = 0.0  # a new page has a counter of its own
+        self.page.wait_for_selector(until)
+        wall_s = float(self.page.evaluate(DRAWN)) / 1000
+        return {
+            "wall_s": rounded(wall_s),
+            "page_cpu_s": rounded(self._cpu_s() - before),
+            "kB": rounded(self.bytes / 1000),
+        }
+
+    def click(self, on: str, until: str) -> float:
+        """Seconds from a click until what it leads to is drawn."""
+        self.page.wait_for_selector(on)
+        begun = float(self.page.evaluate("performance.now()"))
+        self.page.click(on)
+        self.page.wait_for_selector(until)
+        return rounded((float(self.page.evaluate(DRAWN)) - begun) / 1000)
+
+    def _cpu_s(self) -> float:
+        metrics = self._session.send("Performance.getMetrics")["metrics"]
+        return float(next(each["value"] for each in metrics if each["name"] == "TaskDuration"))
+
+    def memory_mb(self) -> float:
+        """What the tab's process has for itself, after what it no longer needs is gone."""
+        self._session.send("HeapProfiler.collectGarbage")
+        whole = self._browser.new_browser_cdp_session()
+        processes = whole.send("SystemInfo.getProcessInfo")["processInfo"]
+        whole.detach()
+        tabs = [int(each["id"]) for each in processes if each["type"] == "renderer"]
+        return max(map(_private_mb, tabs))
 
 
-def _unmeasured(samples: int, why: str) -> Figures:
-    print(f"INSPECT VIEW WAS NOT MEASURED with {samples:,} samples: {why}", file=sys.stderr)
-    return {"samples": samples, "error": why}
-
-
-def _inspected(inspect: Path, samples: int) -> Figures:
-    with Workspace() as space:
-        name = "2026-01-01T00-00-00-00-00_bench_aaaaaaaaaaaaaaaaaaaaaa.eval"
-        write = (str(INSPECT_PYTHON), "-c", SAMPLES, str(space.home / name), str(samples))
-        subprocess.run(write, check=True, stdout=subprocess.DEVNULL, timeout=INSPECT_WITHIN_S)
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        view = subprocess.Popen(
-            (str(inspect), "view", "start", "--log-dir", str(space.home), "--port", str(port)),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        try:
-            return _viewed(view.pid, f"http://127.0.0.1:{port}/#/logs/{name}", samples)
-        finally:
-            view.terminate()
-            view.wait(30)
-
-
-def _viewed(pid: int, url: str, samples: int) -> Figures:
-    host = url.removeprefix("http://").partition("/")[0]
-    deadline = time.monotonic() + INSPECT_WITHIN_S
-    while True:
-        try:
-            urllib.request.urlopen(f"http://{host}/", timeout=5).close()
-            break
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.2)
-    found: Figures = {"samples": samples}
-    with Tab() as tab:
-        for when in ("cold", "warm"):
-            before = _cpu_s(pid)
-            page = tab.load(url, until="text=task_000000")
-            found[f"page_{when}_s"] = page["wall_s"]
-            found[f"page_{when}_cpu_s"] = rounded(page["page_cpu_s"] + _cpu_s(pid) - before)
-            found[f"{when}_kB"] = page["kB"]
-            found["tab_mb"] = rounded(tab.memory_mb())
-            tab.page.goto("about:blank")
-    found["rss_mb"] = rounded(_rss_mb(pid))
-    return found
+def _private_mb(pid: int) -> float:
+    """Pages that no other process shares: the browser's own program is not counted for each tab."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1024

@@ -22,9 +22,8 @@ from evalfleet.events import AttemptEnded, AttemptStarted
 from evalfleet.journal import Store
 from evalfleet.model import seconds_between
 
-from . import processes
 from .result import Aim, Figures, Result, at_least, below, rounded
-from .workspace import Workspace
+from .workspace import Workspace, await_end, heir, inherited
 
 ATTEMPTS, MACHINES, ROUNDS = 2_000, 8, 3
 LIMIT_S = 120.0
@@ -71,16 +70,16 @@ def _medians(rounds: Sequence[Figures]) -> Figures:
 
 
 def _evalfleet(attempts: int, machines: int, space: Workspace) -> Figures:
-    with processes.heir() as inherits:
+    with heir() as inherits:
         path = space.benchmark(["true"], [{"id": f"t_{i}"} for i in range(attempts)])
         start = time.perf_counter()
         process = space.start_run(path, machines)
         if not inherits:
             space.finish(process, LIMIT_S)
             return _rates(space, attempts, time.perf_counter() - start)
-        controller = processes.await_end(process, LIMIT_S)
+        controller = await_end(process, LIMIT_S)
         wall_s = time.perf_counter() - start
-        supervisors = processes.inherited(30.0)
+        supervisors = inherited(30.0)
         space.finish(process)
         own = 1000 / attempts
         watching = sum(each.own_s for each in supervisors)

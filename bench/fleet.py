@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from evalfleet.events import MachineReady, Record
 from evalfleet.journal import Store
 
-from . import clouds
-from .hosts import cannot
+from .hosts import AZURE, cannot, write_azure
 from .result import Aim, Figures, Result, below, rounded
 from .workspace import EVALFLEET, Workspace
 
@@ -87,10 +86,10 @@ def _azure(count: int, boot_s: tuple[float, float]) -> Fleet:
     from standins.azure.vms import VM, Vm
 
     with StandIn(Hosts(), timing=Timing(boot_s=boot_s), seed=SEED) as azure, Workspace() as space:
-        clouds.write_place(space.folder, azure, azure.endpoint_inside, {"settle_s": 1.0})
+        write_azure(space.folder, azure, azure.endpoint_inside, {"settle_s": 1.0})
         pool = (*azure.hosts.lab.prefix, *EVALFLEET, "pool")
         load, busy, began = os.getloadavg()[0], CpuShare(), time.time()
-        words = ("--on", clouds.PLACE, "--workers", str(count))
+        words = ("--on", AZURE, "--workers", str(count))
         space.finish(space.start(*pool, "create", POOL, *words), LIMIT_S)
         share, requests = busy.share(), len(azure.server.calls)
         vms = [vm for vm in azure.resources(VM) if isinstance(vm, Vm)]

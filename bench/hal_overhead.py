@@ -14,10 +14,9 @@ from typing import NamedTuple
 from evalfleet.events import AttemptEnded, AttemptStarted
 from evalfleet.model import SECOND
 
-from . import processes
 from .hosts import records
 from .result import Figures, Result, below, rounded
-from .workspace import EVALFLEET, Workspace, environment
+from .workspace import EVALFLEET, Workspace, await_end, environment, heir, inherited
 
 FEW, MANY = 5, 40
 PEER_FEW, PEER_MANY = 2, 10
@@ -61,7 +60,7 @@ def run(quick: bool) -> Result:
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     repo, python = os.environ.get("HAL_REPO"), os.environ.get("HAL_PYTHON")
     peer = Peer(Path(repo).resolve(), os.path.abspath(python)) if repo and python else None
-    with processes.heir() as possible:
+    with heir() as possible:
         if not possible:
             return Result("hal-overhead", {"error": "only Linux tells the CPU of orphans"}, {})
         low, high = _run(few, peer), _run(many, peer)
@@ -89,8 +88,8 @@ def _run(tasks: int, peer: Peer | None) -> Figures:
             settings += ["tasks_file=tasks.json", f"agent_python={sys.executable}"]
         words = ("run", "hal", "--name", "run", "--first", str(tasks), "--workers", "1")
         run = space.start(*EVALFLEET, *words, *(f"--set={each}" for each in settings))
-        spent = processes.await_end(run, LIMIT_S)
-        others = processes.inherited(LIMIT_S)
+        spent = await_end(run, LIMIT_S)
+        others = inherited(LIMIT_S)
         own = _own((space.home / "run").glob("*/*/task/own.json"), tasks)
         return {
             "cpu_s": sum(each.own_s + each.children_s for each in (spent, *others)) - own["cpu_s"],

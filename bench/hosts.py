@@ -1,4 +1,7 @@
-"""Lab hosts as a place that `evalfleet run --on hosts` uses, with the controller inside the lab's network."""
+"""Lab hosts as a place that `evalfleet run --on hosts` uses, with the controller inside the lab's network.
+
+And the stand-in for Azure as a place.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evalfleet.events import AttemptEnded, AttemptStarted, Record
 from evalfleet.journal import Store
@@ -16,7 +19,13 @@ from lab import Lab
 
 from .workspace import EVALFLEET, Workspace
 
+if TYPE_CHECKING:
+    from standins.azure import StandIn
+
 PLACE = "hosts"
+AZURE = "azure"
+GROUP = "bench"
+SIZE, REGION = "Standard_D4ds_v5", "eastus"
 
 
 @contextmanager
@@ -89,3 +98,39 @@ def cannot(bench: str) -> Mapping[str, str] | None:
     """Why there can be no lab here, as a figure; None if there can."""
     problem = Lab.missing()
     return {"error": f"{bench} needs lab hosts: {problem}"} if problem else None
+
+
+# -- the stand-in for Azure ---------------------------------------------------------------------
+
+
+def azure_settings(azure: StandIn, endpoint: str) -> dict[str, Any]:
+    """Of a place `azure_vm`; everything else is as users have it."""
+    return {
+        "subscription": azure.subscription,
+        "resource_group": GROUP,
+        "sizes": [SIZE],
+        "regions": [REGION],
+        "ssh_from": ["*"],
+        "owner": "bench",
+        "endpoint": endpoint,
+        "ca": str(azure.ca),
+    }
+
+
+def azure_credentials(azure: StandIn, endpoint: str) -> dict[str, str]:
+    """A service principal's."""
+    return {
+        "AZURE_TENANT_ID": azure.tenant,
+        "AZURE_CLIENT_ID": azure.client_id,
+        "AZURE_CLIENT_SECRET": azure.client_secret,
+        "AZURE_AUTHORITY_HOST": endpoint,
+    }
+
+
+def write_azure(folder: Path, azure: StandIn, endpoint: str, more: Mapping[str, Any] | None = None) -> None:
+    """With its credentials in the file .env, which commands read by themselves."""
+    given = {**azure_settings(azure, endpoint), **(more or {})}
+    lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in given.items())
+    (folder / "evalfleet.toml").write_text(f'[places.{AZURE}]\nkind = "azure_vm"\n{lines}')
+    secrets = azure_credentials(azure, endpoint).items()
+    (folder / ".env").write_text("".join(f"{key}={value}\n" for key, value in secrets))

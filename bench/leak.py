@@ -5,18 +5,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import multiprocessing
 import os
 import random
+import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from multiprocessing.process import BaseProcess
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from evalfleet.api import places
+from evalfleet.effects.machines import CALL_MARGIN_S
+from evalfleet.errors import PlaceError
+from evalfleet.model import Limits, MachineId, Micros, Needs, Offer
+from evalfleet.planning import workspace as planning
+from evalfleet.planning.plugins import place_kind
+from evalfleet.ports import Extendable, Place, PlaceContext, Stoppable
 
 from . import leak_clouds
 from .leak_clouds import SEED
@@ -43,7 +56,10 @@ PHASES = ("create", "run", "delete")
 UNKNOWN = 255
 """What multiprocessing says of a process if two threads ask at once how it ended: one of them reads it, the
 other nothing. Each start of a process asks for all."""
-MODULES = ("bench.controller_life", "aiohttp", "asyncssh")
+MODULES = ("bench.leak", "aiohttp", "asyncssh")
+HOME = "be9c4a11ea4b"
+MACHINES = tuple(MachineId(f"pool-{HOME[:6]}-{n}") for n in (1, 2))
+LEASE_S = Limits().lease_s
 
 
 @dataclass(frozen=True)
@@ -188,10 +204,7 @@ class World:
     """One stand-in, one controller that dies, one that cleans up."""
 
     def __init__(self, cloud: LeakyCloud, folder: Path) -> None:
-        from . import controller_life
-
         self._cloud = cloud
-        self._life = controller_life
         self._fork = multiprocessing.get_context("forkserver")
         self._fork.set_forkserver_preload([*MODULES, *cloud.modules])
         self._lost, self._desk = folder / "lost", folder / "desk"
@@ -207,7 +220,7 @@ class World:
         phase, expires_at = self._fork.Value("i", 0), self._fork.Value("d", 0.0)
         cloud = self._cloud
         given = (cloud.kind, cloud.settings(), cloud.environment(), str(self._lost), phase, expires_at)
-        process = self._fork.Process(target=self._life.live, args=given)
+        process = self._fork.Process(target=live, args=given)
         cut = Cut(phase, point, process)
         cloud.standin.faults.script = cut
         process.start()
@@ -221,7 +234,7 @@ class World:
     def _reap(self) -> None:
         answer = self._desk / "answer.json"
         now = self._cloud.standin.clock.now()
-        process = self._fork.Process(target=self._life.clean_up, args=(str(self._desk), now, str(answer)))
+        process = self._fork.Process(target=clean_up, args=(str(self._desk), now, str(answer)))
         process.start()
         end(process)
         if not answer.is_file():  # which is the last that it does
@@ -260,3 +273,108 @@ def end(process: BaseProcess) -> None:
         process.kill()
         process.join()
         raise TimeoutError(f"a process did not end within {LIMIT_S:g} s")
+
+
+# -- in processes that may be killed ------------------------------------------------------------
+
+
+class Life:
+    """Two machines, from their creation to their deletion. They are records that no SSH reaches.
+
+    `phase`, and `expires_at`, the last expiry decided, are for who watches.
+    """
+
+    def __init__(
+        self, place: Place, offer: Offer, phase: Synchronized[int], expires_at: Synchronized[float]
+    ) -> None:
+        self._place = place
+        self._offer = offer
+        self._phase = phase
+        self._expires_at = expires_at
+
+    async def live(self) -> None:
+        self._phase.value = 1
+        await asyncio.gather(*map(self._create, MACHINES))
+        self._phase.value = 2
+        await (self._await_start() if self._offer.queues else self._use())
+        await self._place.list("pool")
+        self._phase.value = 3
+        await asyncio.gather(*(self._place.delete(machine) for machine in MACHINES))
+        while await self._place.list("pool") and self._offer.queues:
+            pass
+        self._phase.value = 4
+
+    async def _use(self) -> None:
+        """They are looked at and extended, and one is stopped and started."""
+        await self._place.list("pool")
+        if self._offer.extendable:
+            assert isinstance(self._place, Extendable)
+            await asyncio.gather(
+                *(_tried(self._place.extend(machine, self._lease_s())) for machine in MACHINES)
+            )
+        assert isinstance(self._place, Stoppable)
+        await self._place.stop(MACHINES[0])
+        await self._create(MACHINES[0])
+
+    async def _await_start(self) -> None:
+        """A service's machines live from their start."""
+        while not all(machine.start for machine in await self._place.list("pool")):
+            self._expires_at.value = time.time() + LEASE_S
+
+    async def _create(self, machine: MachineId) -> None:
+        """A virtual machine is given up, since SSH does not reach it: all is asked for by then."""
+        work = self._place.create(machine, self._offer, self._lease_s())
+        await (work if self._offer.queues else _tried(work))
+
+    def _lease_s(self) -> float:
+        """As the engine does it: the expiry is decided first, and the place is given a little less."""
+        self._expires_at.value = time.time() + LEASE_S
+        return LEASE_S - min(CALL_MARGIN_S, self._offer.teardown_s / 4)
+
+
+async def _tried(work: Awaitable[None]) -> None:
+    with suppress(PlaceError):  # nothing answers SSH
+        await work
+
+
+def live(
+    kind: str,
+    settings: dict[str, Any],
+    environ: dict[str, str],
+    home: str,
+    phase: Synchronized[int],
+    expires_at: Synchronized[float],
+) -> None:
+    """The process that is killed, with a place of this kind."""
+
+    async def main() -> None:
+        found = place_kind(kind)
+        given = msgspec.convert(settings, found.Settings)
+        place = found.make(kind, given, PlaceContext(Path(home), HOME, {}, environ, Path(home)))
+        try:
+            offer = (await place.offers(Needs()))[0]
+            await Life(place, offer, phase, expires_at).live()
+        finally:
+            await place.close()
+
+    asyncio.run(main())
+
+
+@dataclass(frozen=True)
+class StoppedClock:
+    """A clock that stands still."""
+
+    at: Micros
+
+    def now(self) -> Micros:
+        return self.at
+
+
+def clean_up(folder: str, now: float, answer: str) -> None:
+    """`evalfleet reap` at a later time, on a computer that has the place in evalfleet.toml and no home."""
+    os.chdir(folder)
+    os.environ["EVALFLEET_HOME"] = f"{folder}/nowhere"
+    workspace = replace(planning.Workspace.here(), clock=StoppedClock(round(now * 1e6)))
+    found = asyncio.run(places.machines(workspace))
+    problems = asyncio.run(places.reap(workspace, [each for each in found if each.why]))
+    Path(answer).write_text(json.dumps({"found": len(found), "problems": problems}))

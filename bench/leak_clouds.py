@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from . import clouds
+from .hosts import GROUP, azure_credentials, azure_settings
 
 if TYPE_CHECKING:
     from standins import azure_batch, azure_ml
@@ -35,13 +35,13 @@ class AzureVms:
     def settings(self) -> dict[str, Any]:
         # nothing is reached by SSH, nor looked for elsewhere than on this computer
         return {
-            **clouds.settings(self.standin, self.standin.endpoint),
+            **azure_settings(self.standin, self.standin.endpoint),
             "jump": "127.0.0.1:1",
             "answer_s": 0.3,
         }
 
     def environment(self) -> dict[str, str]:
-        return clouds.credentials(self.standin, self.standin.endpoint)
+        return azure_credentials(self.standin, self.standin.endpoint)
 
     def account(self, expires_at: float, reap: Callable[[], None]) -> Mapping[str, float]:
         azure = self.standin
@@ -63,7 +63,7 @@ class AzureVms:
 def _records(azure: StandIn) -> int:
     from tests.cloud.rest import Rest
 
-    path = f"/resourceGroups/{clouds.GROUP}/providers/Microsoft.Resources/deployments"
+    path = f"/resourceGroups/{GROUP}/providers/Microsoft.Resources/deployments"
     told = Rest(azure).get(path)
     return len(told.body["value"]) if told.status == 200 else 0
 

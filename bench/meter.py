@@ -1,18 +1,10 @@
-"""Model calls through the meter, beside the same calls made directly, to a stand-in for the models' APIs.
-
-With LITELLM_PYTHON set to the Python of an environment that has `litellm[proxy]`, beside LiteLLM's proxy too.
-"""
+"""Model calls through the meter, beside the same calls made directly, to a stand-in for the models' APIs."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import os
 import random
-import secrets
-import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,12 +18,12 @@ import aiohttp
 from evalfleet.channels import meter
 
 from .result import Figures, Result, at_most, below, rounded
+from .workspace import cpu_s, memory_mb
 
 KEY = "sk-real-key-of-the-stand-in"
 PRICES = {"any": {"in": 2e-6, "cached": 1e-6, "cache_write": 3e-6, "out": 8e-6}}
 CALLS, STREAMS, MIXED, AT_ONCE = 600, 200, 10_000, 32
 MESSAGES = [{"role": "user", "content": "say words"}]
-READY_S = 600.0
 
 
 class Way(NamedTuple):
@@ -53,22 +45,21 @@ async def _run(quick: bool) -> Result:
         models = await stack.enter_async_context(_models())
         metered = await stack.enter_async_context(_meter(models))
         ways = {"direct": models, "meter": metered}
-        litellm = os.environ.get("LITELLM_PYTHON")
-        against: Figures = {"litellm": {"error": "set LITELLM_PYTHON to a Python that has litellm[proxy]"}}
-        if litellm:
-            ways["litellm"] = await stack.enter_async_context(_litellm(litellm, models))
         session = await stack.enter_async_context(
             aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
         )
         times = await _times(session, ways, calls)
-        added = {name: _added(times["direct"], times[name]) for name in ways if name != "direct"}
-        load = {name: await _load(session, way, streams) for name, way in ways.items() if way.pid}
-        if litellm:
-            against = {"litellm": {**added["litellm"], **load["litellm"], **_weight(litellm)}}
+        load = await _load(session, metered, streams)
         exact = await _exact(session, models, metered, mixed)
-    figures: Figures = {**added["meter"], **load["meter"], **exact, "streams": streams, "calls": calls}
+    figures: Figures = {
+        **_added(times["direct"], times["meter"]),
+        **load,
+        **exact,
+        "streams": streams,
+        "calls": calls,
+    }
     figures["direct_p50_ms"] = rounded(1000 * _quantile([call for call, _ in times["direct"]], 0.5), 3)
-    return Result("meter", figures, _aims(figures), against)
+    return Result("meter", figures, _aims(figures))
 
 
 def _aims(figures: Figures) -> dict[str, Any]:
@@ -122,45 +113,6 @@ async def _tell(folder: str, question: Figures) -> Figures:
     return answer
 
 
-@asynccontextmanager
-async def _litellm(python: str, models: Way) -> AsyncIterator[Way]:
-    with tempfile.TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-        free.close()
-        parameters = {"model": "openai/any", "api_base": f"{models.url}/v1", "api_key": KEY}
-        model_list = [{"model_name": "any", "litellm_params": parameters}]
-        slow = {**parameters, "model": "openai/any+slow"}
-        model_list.append({"model_name": "any+slow", "litellm_params": slow})
-        key = f"sk-{secrets.token_hex(32)}"  # newer versions do not start without one
-        config = {"model_list": model_list, "general_settings": {"master_key": key}}
-        path = Path(folder, "config.yaml")
-        path.write_text(json.dumps(config))
-        program = str(Path(python).with_name("litellm"))
-        command = (program, "--config", str(path), "--host", "127.0.0.1", "--port", str(port))
-        process = await asyncio.create_subprocess_exec(*command, stdout=-3, stderr=-3, cwd=folder)
-        try:
-            await _until_up(f"http://127.0.0.1:{port}/health/liveliness")
-            yield Way(f"http://127.0.0.1:{port}", key, process.pid)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-
-
-async def _until_up(url: str) -> None:
-    end = time.monotonic() + READY_S
-    async with aiohttp.ClientSession() as session:
-        while time.monotonic() < end:
-            try:
-                async with session.get(url) as answer:
-                    if answer.status < 500:
-                        return
-            except aiohttp.ClientError:
-                pass
-            await asyncio.sleep(0.2)
-    raise TimeoutError(f"{url} did not answer within {READY_S:g} s")
-
-
 async def _call(
     session: aiohttp.ClientSession, way: Way, path: str = "/v1/chat/completions", **body: Any
 ) -> tuple[float, float]:
@@ -208,22 +160,12 @@ def _quantile(values: Sequence[float], part: float) -> float:
 
 async def _load(session: aiohttp.ClientSession, way: Way, streams: int) -> Figures:
     """CPU and memory of a way's process while so many streams run at once, twice each."""
-    began, cpu = time.perf_counter(), _cpu_s(way.pid)
+    began, cpu = time.perf_counter(), cpu_s(way.pid)
     for _ in range(2):
         await asyncio.gather(*(_call(session, way, model="any+slow", stream=True) for _ in range(streams)))
     seconds = time.perf_counter() - began
-    percent = 100 * (_cpu_s(way.pid) - cpu) / seconds
-    return {"cpu_percent": rounded(percent, 1), "memory_mb": rounded(_memory_mb(way.pid), 1)}
-
-
-def _cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def _memory_mb(pid: int) -> float:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) / 1024
+    percent = 100 * (cpu_s(way.pid) - cpu) / seconds
+    return {"cpu_percent": rounded(percent, 1), "memory_mb": rounded(memory_mb(way.pid, "VmHWM"), 1)}
 
 
 async def _exact(session: aiohttp.ClientSession, models: Way, metered: Way, calls: int) -> Figures:
@@ -272,11 +214,3 @@ def _counted(metered: Way) -> dict[str, int]:
         for kind in ("in", "cached", "cache_write", "out", "reasoning"):
             sums[kind] = sums.get(kind, 0) + json.loads(line).get(kind, 0)
     return sums
-
-
-def _weight(python: str) -> Figures:
-    """Packages and megabytes of an environment."""
-    folder = Path(python).parents[1]
-    listed = subprocess.run((python, "-m", "pip", "list", "--format=json"), capture_output=True, check=True)
-    used = subprocess.run(("du", "-sm", str(folder)), capture_output=True, text=True, check=True).stdout
-    return {"packages": len(json.loads(listed.stdout)), "megabytes": int(used.split()[0])}

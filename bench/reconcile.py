@@ -18,8 +18,7 @@ from evalfleet.events import MachineRequested
 from evalfleet.journal import Store
 from evalfleet.model import Offer
 
-from . import clouds
-from .hosts import cannot
+from .hosts import AZURE, cannot, write_azure
 from .result import Figures, Result, at_most, rounded
 from .workspace import EVALFLEET, Workspace, environment
 
@@ -40,9 +39,9 @@ def run(quick: bool) -> Result:
 
     machines, tasks, task_s = (1, 1, 1.0) if quick else (MACHINES, TASKS, TASK_S)
     with StandIn(Hosts(), timing=Timing(boot_s=(3.0, 6.0)), seed=1) as azure, Workspace() as space:
-        clouds.write_place(space.folder, azure, azure.endpoint_inside, {"settle_s": 1.0})
+        write_azure(space.folder, azure, azure.endpoint_inside, {"settle_s": 1.0})
         path = space.benchmark(["sleep", str(task_s)], [{"id": f"t_{n}"} for n in range(tasks)])
-        words = ("--on", clouds.PLACE, "--workers", str(machines), "--name", RUN, "--canary", "0", "--yes")
+        words = ("--on", AZURE, "--workers", str(machines), "--name", RUN, "--canary", "0", "--yes")
         argv = (*azure.hosts.lab.prefix, *EVALFLEET, "run", str(path), *words)
         space.finish(space.start(*argv), LIMIT_S)
         store = Store.open(space.home, create=False)

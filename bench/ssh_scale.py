@@ -1,7 +1,15 @@
-"""Many hosts held by one controller: what a host costs while nothing happens, and when all links break."""
+"""Many hosts held by one controller: what a host costs while nothing happens, and when all links break.
+
+`python -m bench.ssh_scale CONFIG.json` is that controller, a process inside the lab's network: our place, our
+channels, a supervisor and a long job on each host. It answers each line on its standard input (`connect`,
+`stats`, `check`) with a line of JSON.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import functools
+import itertools
 import json
 import os
 import selectors
@@ -9,11 +17,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from evalfleet.channels.supervisor.server import BEAT_S
+from evalfleet.engine import Tempo
+from evalfleet.errors import ChannelError, StaleController
+from evalfleet.model import AttemptId, Command, Job, Machine, MachineId, Needs
+from evalfleet.places.ssh import SshPlace, SshSettings
+from evalfleet.ports import Channel, Fence, PlaceContext
 from lab import HostProcess, Lab
 
 from .hosts import cannot, lab_of, settings
@@ -22,6 +38,9 @@ from .workspace import ROOT, Workspace, environment
 
 HOSTS, HOLD_S = 500, 60.0
 FAR = 5_000
+HOME_ID = "abc123"
+LONG = Command(("sleep", "100000"))
+LONG_S = 100_000.0
 LIMIT_S = 300.0
 CONNECT_AIM_S = 90.0
 HOW_HELD = (
@@ -107,7 +126,7 @@ class Controller:
         space.home.mkdir()
         config = space.folder / "holder.json"
         config.write_text(json.dumps({"place": settings(lab), "home": str(space.home)}))
-        argv = (*lab.prefix, sys.executable, "-m", "bench.holder", str(config))
+        argv = (*lab.prefix, sys.executable, "-m", "bench.ssh_scale", str(config))
         self._errors = open(space.folder / "output", "wb")  # noqa: SIM115 - as long as the process
         self._process = subprocess.Popen(
             argv,
@@ -150,3 +169,105 @@ class Controller:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(60)
         self._errors.close()
+
+
+# -- in the controller's process ---------------------------------------------------------------
+
+
+class Holder:
+    def __init__(self, config: dict[str, Any]) -> None:
+        settings = msgspec.convert(config["place"], SshSettings)
+        self._place = SshPlace.make("hosts", settings, PlaceContext(Path(config["home"]), HOME_ID))
+        self._hosts = len(settings.hosts)
+        self._channels: list[Channel] = []
+        self._waiting: list[asyncio.Task[Any]] = []
+        self._surveys = asyncio.create_task(self._survey())
+
+    async def connect(self) -> dict[str, Any]:
+        """Take every host, start its supervisor, connect to it, start a long job, and wait for its end."""
+        before = _rss_bytes()
+        start, cpu = time.perf_counter(), time.process_time()
+        machines = [MachineId(f"pool-{HOME_ID}-{n}") for n in range(1, self._hosts + 1)]
+        await asyncio.gather(*map(self._hold, machines))
+        return {
+            "seconds": time.perf_counter() - start,
+            "cpu_s": time.process_time() - cpu,
+            "rss_before": before,
+            "rss": _rss_bytes(),
+        }
+
+    async def _hold(self, machine: MachineId) -> None:
+        offer = (await self._place.offers(Needs()))[0]
+        await self._place.create(machine, offer, LONG_S)
+        fence = Fence("run", 1, 20.0)
+        channel = self._place.channel(Machine(machine, "up"), fence)
+        await _patiently(lambda: channel.probe(None))
+        job = Job(AttemptId(f"{machine}.0"), LONG, LONG_S)
+        await _patiently(lambda: channel.start(job))
+        self._channels.append(channel)
+        self._waiting.append(asyncio.create_task(_patiently(lambda: channel.ended(job.id))))
+
+    async def _survey(self) -> None:
+        """As the engine does it, for machines that vanish without a word."""
+        while True:
+            await asyncio.sleep(Tempo().survey_s)
+            await self._place.list("pool")
+
+    async def stats(self) -> dict[str, Any]:
+        return {"cpu_s": time.process_time(), "rss": _rss_bytes(), "wall_s": time.perf_counter()}
+
+    async def check(self) -> dict[str, Any]:
+        """Until every host has answered a question that was asked now; and no job was lost."""
+        start, cpu = time.perf_counter(), time.process_time()
+        probes = [functools.partial(channel.probe, None) for channel in self._channels]
+        given_up = await asyncio.gather(*map(_patiently, probes))
+        return {
+            "seconds": time.perf_counter() - start,
+            "cpu_s": time.process_time() - cpu,
+            "silences": sum(given_up),
+            "jobs_lost": sum(task.done() for task in self._waiting),
+        }
+
+    async def close(self) -> None:
+        for task in (self._surveys, *self._waiting):
+            task.cancel()
+        await asyncio.gather(self._surveys, *self._waiting, return_exceptions=True)
+        await asyncio.gather(*(channel.close() for channel in self._channels))
+        await self._place.close()
+
+
+async def _patiently(call: Callable[[], Awaitable[object]]) -> int:
+    """Until it succeeds, as the engine does it. How often a channel told of silence before."""
+    for silences in itertools.count():
+        try:
+            await call()
+        except StaleController:
+            raise
+        except ChannelError:
+            await asyncio.sleep(1.0)
+        else:
+            return silences
+    raise AssertionError
+
+
+def _rss_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+async def main(config: dict[str, Any]) -> None:
+    holder = Holder(config)
+    verbs: dict[str, Callable[[], Awaitable[dict[str, Any]]]] = {
+        "connect": holder.connect,
+        "stats": holder.stats,
+        "check": holder.check,
+    }
+    loop = asyncio.get_running_loop()
+    try:
+        while verb := (await loop.run_in_executor(None, sys.stdin.readline)).strip():
+            print(json.dumps(await verbs[verb]()), flush=True)
+    finally:
+        await holder.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(json.loads(Path(sys.argv[1]).read_text())))

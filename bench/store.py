@@ -5,10 +5,7 @@ measured is our own part, not the way to a cloud. In a race, one computer writes
 another one takes the run. A double write would be an event that was acknowledged to one of them and is not in
 the store, or a number of the sequence that both believe to have written.
 
-moto's server answers one request at a time here. With threads it is no witness: it looks whether an object is
-there and writes it in two steps, and acknowledges one creation to two clients now and then, as
-`moto_with_threads_acknowledged_twice` counts, by plain HTTP and without our code, with threads that take
-turns often. It may be what one of 200 races was lost to once; that was not shown.
+moto's server answers one request at a time here: with threads it acknowledges one creation to two clients.
 """
 
 from __future__ import annotations
@@ -19,12 +16,8 @@ import os
 import statistics
 import subprocess
 import sys
-import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -84,7 +77,6 @@ def run(quick: bool) -> Result:
         take_over_s, files_s = asyncio.run(_take_over_s(space.folder / "a", folder_url, {}))
         take_over_s3_s, files_s3_s = asyncio.run(_take_over_s(space.folder / "b", "s3://bucket", filled))
         outcomes = asyncio.run(_races(space, environ, races))
-        twice = _acknowledged_twice(start_s3(space, "threaded", threaded=True), races)
     figures: Figures = {
         "attempts": attempts,
         **costs,
@@ -97,20 +89,15 @@ def run(quick: bool) -> Result:
         "races": races,
         "double_writes": sum(double for double, _ in outcomes),
         "writes_before_the_loser_knew": max(writes for _, writes in outcomes),
-        "moto_with_threads_acknowledged_twice": twice,
         "load": os.getloadavg()[0],
     }
     return Result("store", figures, {"double_writes": at_most(figures["double_writes"], 0)})
 
 
-def start_s3(
-    space: Workspace, name: str = "s3", *, threaded: bool = False, holds: Path | None = None
-) -> dict[str, str]:
+def start_s3(space: Workspace, name: str = "s3", *, holds: Path | None = None) -> dict[str, str]:
     """moto's server with one bucket, and the variables by which it is reached.
 
     `holds`: a folder whose files are the bucket's first objects. Asked for one by one it takes minutes.
-    `threaded`: it answers several at once, and switches between them as often as on a computer with much to
-    do. Then it is not atomic.
     """
     port_file = space.folder / f"port-{name}"
     program = (
@@ -123,8 +110,7 @@ def start_s3(
         "    for file in filter(pathlib.Path.is_file, holds.rglob('*')):\n"
         "        s3.put_object('bucket', file.relative_to(holds).as_posix(), file.read_bytes())\n"
         "app = DomainDispatcherApplication(create_backend_app)\n"
-        f"server = make_server('127.0.0.1', 0, app, threaded={threaded})\n"
-        f"sys.setswitchinterval({1e-5 if threaded else 5e-3})\n"
+        "server = make_server('127.0.0.1', 0, app)\n"
         "path = pathlib.Path(sys.argv[1]); part = path.with_suffix('.part')\n"
         "part.write_text(str(server.port)); part.rename(path)\n"
         "server.serve_forever()\n"
@@ -137,27 +123,6 @@ def start_s3(
     url = f"http://127.0.0.1:{port_file.read_text()}"
     keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_REGION": "us-east-1"}
     return {**keys, "AWS_ENDPOINT_URL": url}
-
-
-def _acknowledged_twice(environ: Mapping[str, str], objects: int) -> int:
-    """How many objects were created by more than one of four clients that all asked for a new one."""
-
-    def created(name: str, start: threading.Barrier) -> bool:
-        url = f"{environ['AWS_ENDPOINT_URL']}/bucket/{name}"
-        asked = urllib.request.Request(url, b"x", {"If-None-Match": "*"}, method="PUT")
-        start.wait()
-        try:
-            urllib.request.urlopen(asked).close()
-        except urllib.error.HTTPError:
-            return False
-        return True
-
-    with ThreadPoolExecutor(4) as clients:
-        starts = [threading.Barrier(4) for _ in range(objects)]
-        made = [
-            [clients.submit(created, f"twice-{n}", start) for _ in range(4)] for n, start in enumerate(starts)
-        ]
-        return sum(sum(each.result() for each in four) > 1 for four in made)
 
 
 def _run_s(space: Workspace, environ: Mapping[str, str], url: str, name: str, attempts: int) -> float:
