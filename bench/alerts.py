@@ -71,7 +71,7 @@ class Replay:
         self.tell(ev.TasksPlanned(tuple(Task(TaskId(f"t_{n}")) for n in range(40))))
         offer = Offer("cloud", "D4", "east", 0.36, queues=queued)
         for n, machine in enumerate(self.machines):
-            self.tell(ev.MachineRequested(machine, f"worker-{n + 1}", n, offer, after(self.now, 3 * 86_400)))
+            self.tell(ev.MachineRequested(machine, f"worker-{n + 1}", offer, after(self.now, 3 * 86_400)))
             if ready:
                 self.tell(ev.MachineUp(machine))
                 self.tell(ev.MachineReady(machine))

@@ -121,7 +121,7 @@ def run_events(name: str) -> list[Event]:
         RunPlanned(Plan(name, "bench", model="m", home="abc123"), TASKS_A_RUN),
         TasksPlanned(tasks),
         ControllerStarted("host", 1, "0"),
-        MachineRequested(machine, "worker-1", 0, Offer("local", "process"), after(STARTED_AT, 14_400)),
+        MachineRequested(machine, "worker-1", Offer("local", "process"), after(STARTED_AT, 14_400)),
         MachineUp(machine),
         MachineReady(machine),
     ]
@@ -254,7 +254,7 @@ def _beginning(name: str, size: int) -> Iterator[Event]:
     for n in range(MACHINES):
         expires = after(time.time_ns() // 1000, 14_400)
         offer = Offer("cloud", "D4", "east", 0.2)
-        yield MachineRequested(_machine(name, n), f"worker-{n + 1}", n, offer, expires)
+        yield MachineRequested(_machine(name, n), f"worker-{n + 1}", offer, expires)
         yield MachineUp(_machine(name, n), timings={"boot": 30.0})
         yield MachineReady(_machine(name, n), timings={"install": 5.0})
 

@@ -305,7 +305,7 @@ def _state() -> RunState:
     for event in (
         ev.RunPlanned(Plan("run", "bench", home="home"), 1),
         ev.TasksPlanned((TASK,)),
-        ev.MachineRequested(MACHINE, "worker-1", 0, Offer("here", "host"), AT + 10**12),
+        ev.MachineRequested(MACHINE, "worker-1", Offer("here", "host"), AT + 10**12),
         ev.MachineUp(MACHINE),
         ev.MachineReady(MACHINE),
         ev.AttemptStarted(AttemptId(JOB), TASK.id, MACHINE),

@@ -21,10 +21,10 @@ from evalfleet.engine import Tempo
 from evalfleet.events import AttemptEnded, AttemptStarted, Record
 from evalfleet.journal import Store
 from evalfleet.model import Limits, Offer, Plan, ScheduleName, Task, TaskId, seconds_between
+from evalfleet.schedules import orders
 from evalfleet.sim.scenario import Scenario
 from evalfleet.sim.simulate import simulate
 from evalfleet.sim.world import Faults
-from evalfleet.state import lane_of
 
 from .result import Figures, Result, at_most, rounded
 from .workspace import Workspace
@@ -129,10 +129,9 @@ def list_schedule(durations: Iterable[float], machines: int) -> float:
 def direct(kind: Kind, durations: Sequence[float]) -> float:
     if kind.schedule == "dynamic":
         return list_schedule(sorted(durations, reverse=True) if kind.known else durations, MACHINES)
-    lanes = [0.0] * MACHINES
-    for index, duration in enumerate(durations):
-        lanes[lane_of(kind.schedule, index, len(durations), MACHINES)] += duration
-    return max(lanes)
+    tasks = [Task(TaskId(str(index))) for index in range(len(durations))]
+    lanes = orders(kind.schedule, tasks, MACHINES)
+    return max(sum(durations[index] for index in order) for order in lanes)
 
 
 def _draw(kind: Kind, through_engine: int, seed: int) -> Drawn:

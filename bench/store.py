@@ -187,7 +187,7 @@ async def _write_attempts(folder: Path, attempts: int) -> int:
     planned(folder / "first", bucket.as_uri(), attempts)
     journal = await opened(folder / "first", bucket.as_uri(), {})
     offer = Offer("local", "small")
-    await journal.append(1, [MachineRequested(MachineId("m-1"), "m-1", 0, offer, 10**15)])
+    await journal.append(1, [MachineRequested(MachineId("m-1"), "m-1", offer, 10**15)])
     for n in range(attempts):
         attempt = AttemptId(f"t_{n}.0")
         home = folder_of(folder / "first", RUN) / artefacts_folder(f"t_{n}", attempt)

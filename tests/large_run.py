@@ -43,7 +43,7 @@ def make_wide_run(home: Path, tasks: int, machines: int) -> None:
     ids = [MachineId(f"wide-home-{n}") for n in range(machines)]
     for n, machine in enumerate(ids):
         offer = Offer("cloud", "D4", "east", 0.2)
-        events += [MachineRequested(machine, f"worker-{n + 1}", n, offer, 10**15), MachineUp(machine)]
+        events += [MachineRequested(machine, f"worker-{n + 1}", offer, 10**15), MachineUp(machine)]
         events += [MachineReady(machine)]
     for n, task in enumerate(planned):
         attempt = AttemptId(f"{task.id}.0")

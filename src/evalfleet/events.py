@@ -82,11 +82,10 @@ class ControllerStarted(_Event, frozen=True):
 
 
 class MachineRequested(_Event, frozen=True):
-    """Decided: this machine shall exist. `lane` is which of the run's workers it serves as."""
+    """Decided: this machine shall exist."""
 
     machine: MachineId
     name: str
-    lane: int
     offer: Offer
     expires_at: Micros
 

@@ -222,7 +222,7 @@ def a_stopped_pool(desk: AzureDesk, name: str, machines: int) -> None:
     ids = [MachineId(f"{name}-abc123-{n}") for n in range(1, machines + 1)]
     events: list[Event] = [PoolPlanned(Plan(name, "", ("azure",), limits=Limits(machines, lease_s=86_400.0)))]
     for n, machine in enumerate(ids):
-        events += [MachineRequested(machine, f"worker-{n}", n, offer, after(began, 86_400.0))]
+        events += [MachineRequested(machine, f"worker-{n}", offer, after(began, 86_400.0))]
         events += [
             MachineUp(machine),
             MachineReady(machine),
@@ -256,7 +256,7 @@ def an_earlier_run(desk: AzureDesk, loads: dict[str, tuple[float, float]]) -> No
     began, machine = 1_790_000_000 * SECOND, MachineId("old-abc123-1")
     tasks = [Task(TaskId(f"{domain}_{n}"), domain) for domain in loads for n in range(6)]
     events: list[Event] = [RunPlanned(Plan("old", "b", ("azure",)), len(tasks)), TasksPlanned(tuple(tasks))]
-    events += [MachineRequested(machine, "vm-1", 0, offer, after(began, 86_400.0))]
+    events += [MachineRequested(machine, "vm-1", offer, after(began, 86_400.0))]
     store.create_stream("old", "run", began, [*events, MachineUp(machine), MachineReady(machine)])
     journal, samples = store.acquire("old", Holder.here(began), began), Samples(desk.home)
 

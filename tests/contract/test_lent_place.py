@@ -61,7 +61,7 @@ class LentHarness(ShellHarness):
         ]
         for lane, machine in enumerate(self.machines):
             await self.local.create(machine, offer, EVER_S)
-            events.append(MachineRequested(machine, f"vm-{lane}", lane, offer, after(now, EVER_S)))
+            events.append(MachineRequested(machine, f"vm-{lane}", offer, after(now, EVER_S)))
         for seen in await self.local.list("pool"):
             events += [MachineUp(seen.id, seen.address, seen.node), MachineReady(seen.id)]
         self.store.create_stream("pool", "pool", now, events)

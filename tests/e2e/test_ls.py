@@ -84,9 +84,7 @@ class Noon:
 
 def test_a_run_that_was_left_with_a_machine_costs_more_from_hour_to_hour(store: Store) -> None:
     expires_at = after(NOW, 10 * 3600)
-    vm = MachineRequested(
-        MachineId("vm-1"), "worker-1", 0, Offer("cloud", "D4", usd_per_hour=2.0), expires_at
-    )
+    vm = MachineRequested(MachineId("vm-1"), "worker-1", Offer("cloud", "D4", usd_per_hour=2.0), expires_at)
     store.create_stream("up", "run", after(NOW, 120), events("up", vm))
     found = [
         list_runs(replace(Workspace.here(store.home), clock=Noon(after(NOW, 120 + hours * 3600))))[0]

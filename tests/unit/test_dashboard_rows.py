@@ -60,7 +60,7 @@ def board(home: Path, events: Sequence[Event]) -> Board:
     begin: list[Event] = [RunPlanned(plan, len(tasks)), TasksPlanned(tasks)]
     for n, offer in enumerate((CLUSTER, SPOT, SPOT)):
         machine = MachineId(f"m{n}")
-        begin += [MachineRequested(machine, f"worker-{n}", n, offer, 10**15), MachineUp(machine)]
+        begin += [MachineRequested(machine, f"worker-{n}", offer, 10**15), MachineUp(machine)]
         begin += [MachineReady(machine)]
     store = Store.open(home)
     store.create_past("r", 1, [(n * SECOND, event) for n, event in enumerate((*begin, *events), 1)])
@@ -152,7 +152,7 @@ def test_the_timeline_knows_every_phase_of_a_machine_and_what_each_hour_cost(tmp
     history: list[tuple[int, Event]] = [
         (0, RunPlanned(Plan("r", "bench", ("cluster",)), 1)),
         (0, TasksPlanned((Task(TaskId("t")),))),
-        (0, MachineRequested(id, "worker-1", 0, queued, 10**15)),
+        (0, MachineRequested(id, "worker-1", queued, 10**15)),
         (5, MachineQueued(id, "third in line")),
         (100, MachineAllocated(id, at + 90 * SECOND)),
         (130, MachineUp(id, timings={"pull": 25.0})),

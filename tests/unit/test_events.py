@@ -36,7 +36,7 @@ EVENTS: tuple[Event, ...] = (
     ev.RunPlanned(Plan("r", "b", ("cloud",), {"x": [1, {"y": None}]}, limits=Limits(budget_usd=1.5)), 7),
     ev.TasksPlanned((Task(T, "d", {"n": 1, "é": "\u2028"}, 10.0, 3.5), Task(TaskId("")))),
     ev.ControllerStarted("host", 42, "0.1"),
-    ev.MachineRequested(M, "worker-1", 0, OFFER, 1_800_000_000_000_001),
+    ev.MachineRequested(M, "worker-1", OFFER, 1_800_000_000_000_001),
     ev.MachineQueued(M),
     ev.MachineAllocated(M, 1_800_000_000_000_002, "start 1", "node"),
     ev.MachineUp(M, "10.0.0.1", "node"),

@@ -16,7 +16,7 @@ CORE = sorted(
     path.relative_to(ROOT)
     for name in (
         *("model.py", "errors.py", "ports.py", "names.py", "toml_tables.py", "events.py", "cost.py"),
-        *("schedules/**/*.py", "state/**/*.py", "policy/**/*.py"),
+        *("schedules.py", "state/**/*.py", "policy/**/*.py"),
         *("planning/*plan*.py", "planning/secret_values.py"),
     )
     for path in PACKAGE.glob(name)

@@ -393,19 +393,16 @@ def test_a_replacement_machine_takes_the_lane_that_has_tasks() -> None:
     run.turn()
     run.ready()
     (replacement,) = requested(run.lose(M2))
-    assert replacement.lane == 1
+    assert replacement.machine == M3
     assert {attempt for attempt, _ in started(run.ready(M3))} <= {"t1.1", "t3.0", "t5.0"}
 
 
-def test_a_lane_that_is_done_makes_way_for_one_that_lost_its_machine() -> None:
-    run = Run(4, (Offer("a", "x", capacity=1),), workers=2, schedule="slices")
+def test_a_machine_that_has_done_its_lane_takes_one_that_nobody_has() -> None:
+    run = Run(4, (Offer("a", "x", usd_per_hour=1.0, capacity=1),), workers=2, schedule="slices")
     run.turn()
     run.ready()
     run.score("t0.0")
-    assert condemned(run.score("t1.0")) == [M1], "the only machine is of the lane that is done"
-    run.gone(M1)
-    assert run.machine(M2).lane == 1
-    assert started(run.ready(M2)) == [("t2.0", M2)]
+    assert started(run.score("t1.0")) == [("t2.0", M1)], "there is no machine for the other lane"
 
 
 # -- attempts ------------------------------------------------------------------------------------

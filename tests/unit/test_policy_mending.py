@@ -159,8 +159,8 @@ def test_the_lane_of_a_static_schedule_is_served_by_another() -> None:
     falls_silent(run)
     decided = run.wait(3.0)
     (new,) = requested(decided)
-    assert new.lane == 0
-    run.ready(new.machine)
+    assert started(run.ready(new.machine)) == [("t0.1", new.machine)]
+    assert started(run.score("t0.1")) == [("t1.0", new.machine)]
     decided = run.tell(MachineReady(ONE, {"restart": 60.0}))
     assert condemned(decided) == [ONE], "there is nothing for a third of two workers"
 

@@ -98,9 +98,6 @@ def check_machines(state: RunState) -> None:
     assert set(state.undeleted) == those(lambda m: m.phase != "deleted")
     live = [m for m in state.machines.values() if m.phase in LIVE]
     assert +state.live_by_offer == Counter(m.offer.key for m in live)
-    taken = {m.lane for m in live if m.phase != "mending"}
-    lanes = max(state.limits.workers, len(state.fresh) if state.dealt else 0)
-    assert sorted(state.free_lanes) == [n for n in range(lanes) if n not in taken]
     due = {(deadline.at, deadline.machine) for deadline in state.deadlines}
     timed = [m for m in live if m.phase not in ("stopping", "stopped") and not m.unstarted]
     assert {(m.renew_at, m.id) for m in timed} <= due

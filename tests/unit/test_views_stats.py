@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from evalfleet.model import SECOND, Broken, Cause, Offer, ScheduleName, Scored
+from evalfleet.model import SECOND, Broken, Cause, Offer, ScheduleName, Scored, Task, TaskId
+from evalfleet.schedules import orders
 from evalfleet.sim.scenario import draw
 from evalfleet.sim.simulate import simulate
-from evalfleet.state import lane_of
 from evalfleet.views import stats
 from evalfleet.views.frame import FrameSize, as_text, frame
 from evalfleet.views.stats import clustered, mean_interval, pass_at, wilson
@@ -53,10 +53,10 @@ def test_percentiles_lie_between_neighbours() -> None:
 
 
 @given(st.integers(0, 300), st.integers(1, 40), st.sampled_from(("round-robin", "slices")))
-def test_a_lanes_share_is_what_the_schedule_deals_out(total: int, lanes: int, schedule: ScheduleName) -> None:
-    dealt = [lane_of(schedule, index, total, lanes) for index in range(total)]
+def test_a_lanes_share_is_what_the_schedule_gives_it(total: int, lanes: int, schedule: ScheduleName) -> None:
+    tasks = [Task(TaskId(f"t{index}")) for index in range(total)]
     assert [stats.lane_share(schedule, lane, total, lanes) for lane in range(lanes)] == [
-        dealt.count(lane) for lane in range(lanes)
+        len(order) for order in orders(schedule, tasks, lanes)
     ]
 
 

@@ -20,7 +20,7 @@ from evalfleet.model import AttemptId, Broken, Cause, Ended, Needs, Scored, Task
 from evalfleet.planning.plan import LentPool, Resolved, resolve
 from evalfleet.planning.plan_parts import benchmark_of
 from evalfleet.planning.request import RunRequest
-from evalfleet.state.run import lane_of
+from evalfleet.schedules import in_slices
 from standins.waa.standin import write_iso
 
 FLAGS_OF_RUN_PY = """
@@ -405,7 +405,7 @@ def test_slices_are_those_of_waas_own_client(total: int, workers: int) -> None:
         start = worker * tasks_per_worker + min(worker, extra)
         end = start + tasks_per_worker + (1 if worker < extra else 0)
         expected += [worker] * (end - start)
-    assert [lane_of("slices", index, total, workers) for index in range(total)] == expected
+    assert [in_slices(index, total, workers) for index in range(total)] == expected
 
 
 def test_preparing_asks_for_the_registrys_password_and_never_for_the_models_key(checkout: Path) -> None:

@@ -53,7 +53,7 @@ class Feed:
     def machine(self, n: int, ready: bool = True) -> MachineId:
         machine = MachineId(f"run1-abc123-{n}")
         expiry = after(self.now, 14_400)
-        self.add(ev.MachineRequested(machine, f"worker-{n}", n - 1, self.offer, expiry))
+        self.add(ev.MachineRequested(machine, f"worker-{n}", self.offer, expiry))
         if ready:
             self.add(ev.MachineUp(machine, f"10.0.0.{n}"))
             self.add(ev.MachineReady(machine))

@@ -365,11 +365,10 @@ class History:
                 return machine
         machine = machine_id(self._plan.run, self._plan.home, len(self._free) + 1)
         name = worker if not its else f"{worker}-{len(its) + 1}"
-        lane = len(self._free)
         its.append(machine)
         self._free[machine] = at
         self._events += [
-            (at, MachineRequested(machine, name, lane, Offer(IMPORTED, "worker"), self._now)),
+            (at, MachineRequested(machine, name, Offer(IMPORTED, "worker"), self._now)),
             (at, MachineUp(machine)),
             (at, MachineReady(machine)),
         ]

@@ -104,7 +104,7 @@ def chances_of(
     """
     durations = _Durations(past, plan)
     expected = {task.id: durations.of(task) for task in tasks}
-    bases = Counter(each.basis for each in expected.values())
+    bases: Counter[Basis] = Counter(task.basis for task in expected.values())
     paces = durations.paces() if bases.keys() <= {"task"} else []
     charged = sum(task.charged for run in past.runs for task in run.tasks)
     attempts = sum(task.attempts for run in past.runs for task in run.tasks)

@@ -152,7 +152,8 @@ def past_of(home: Path, benchmark: str) -> Past:
 
 def _latest(home: Path, benchmark: str) -> Iterator[EarlierRun]:
     left = LATEST
-    for path in sorted(home.glob("*/results.json"), key=_changed_at, reverse=True)[:LOOKED_AT]:
+    paths = [path for path in home.glob("*/results.json") if not path.parent.is_symlink()]  # as `latest` is
+    for path in sorted(paths, key=_changed_at, reverse=True)[:LOOKED_AT]:
         if left == 0:
             return
         try:

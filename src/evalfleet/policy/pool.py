@@ -52,7 +52,7 @@ def _request(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Even
     machine = machine_id(state.plan.run, state.plan.home, n)
     expires_at = after(now, first_lease_s(state, offer))
     name = nameless(state, offer, n) if offer.lent else _name(state)
-    return [MachineRequested(machine, name, state.free_lanes[0], offer, expires_at)]
+    return [MachineRequested(machine, name, offer, expires_at)]
 
 
 def _lacks_machines(state: RunState) -> bool:

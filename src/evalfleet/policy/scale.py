@@ -12,7 +12,7 @@ from evalfleet.state import Block, Circuit, RunState, kept_out, scopes
 from .allowances import at_once
 from .limits import any_task_s, grant_s, never_long_enough, time_is_short, worthwhile
 from .pace import comes_too_late, turn_at, workers
-from .schedule import does, live_that_do, most_first, surplus
+from .schedule import does, free_lanes, has_lanes, has_tasks_of_its_own, live_that_do, most_first, surplus
 from .silence import proven_online
 
 
@@ -21,8 +21,8 @@ def request(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event
     wanted = 0 if state.stop is not None else missing(state, now, offers)
     if not wanted:
         return []
-    lane, choices = _free_lane(state), _choices(state, now, offers)
-    if lane is None or not choices:
+    choices = _choices(state, now, offers)
+    if not choices:
         return _out_of_time(state, now, offers)
     if choices[0].usd_per_hour > 0 and _would_be_idle(state, now):
         return []
@@ -38,7 +38,7 @@ def request(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event
     name = state.plan.machine_names.replace("{n}", str(n))
     if offer.lent:
         name = nameless(state, offer, n)
-    return [MachineRequested(machine, name, lane, offer, after(now, seconds))]
+    return [MachineRequested(machine, name, offer, after(now, seconds))]
 
 
 def nameless(state: RunState, offer: Offer, n: int) -> str:
@@ -48,8 +48,7 @@ def nameless(state: RunState, offer: Offer, n: int) -> str:
 
 def _would_be_idle(state: RunState, now: Micros) -> bool:
     """Would a machine come only for others to have done all? Where machines differ, nobody can tell."""
-    alike = not state.dealt and len(state.kinds) == 1
-    return alike and bool(state.waiting) and comes_too_late(state, now)
+    return len(state.fresh) == 1 and bool(state.waiting) and comes_too_late(state, now)
 
 
 def missing(state: RunState, now: Micros, offers: Sequence[Offer]) -> int:
@@ -63,8 +62,8 @@ def missing(state: RunState, now: Micros, offers: Sequence[Offer]) -> int:
         return 0
     if (most := at_once(state)) is not None:
         ceiling = min(ceiling, -(-most // state.plan.slots) - state.live)
-    if state.dealt:
-        return max(0, min(ceiling, len(_lanes_without_machine(state))))
+    if has_lanes(state):
+        return max(0, min(ceiling, _lanes_without_machine(state)))
     useful = sum(max(0, many) for many in _lacking(state).values())
     return max(0, min(ceiling, useful) - _kept_for_mended(state))
 
@@ -85,7 +84,7 @@ def _lacking(state: RunState) -> Mapping[Needs | None, int]:
 
 def _choices(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Offer]:
     """The best offers of the kinds of machines that are missing, that which is hardest to have first."""
-    if state.dealt or len(state.kinds) == 1 or not state.waiting:
+    if len(state.kinds) == 1 or not state.waiting:
         return best_offers(state, now, offers)
     missing = (kind for kind, many in _lacking(state).items() if many > 0)
     fitting = ([each for each in offers if does(each, kind)] for kind in missing)
@@ -106,16 +105,14 @@ def _needs_witness(state: RunState) -> bool:
     return not first.offer.queues and not proven_online(state, first)
 
 
-def _lanes_without_machine(state: RunState) -> list[int]:
-    """Under a static schedule: lanes that have tasks but nobody to run them; retries need any one."""
-    lanes = [lane for lane in state.free_lanes if lane < len(state.fresh) and state.fresh[lane]]
-    return lanes or (state.free_lanes[:1] if state.retries and not state.live else [])
-
-
-def _free_lane(state: RunState) -> int | None:
-    if state.dealt:
-        return min(_lanes_without_machine(state), default=None)
-    return state.free_lanes[0] if state.free_lanes else state.limits.workers  # all are taken
+def _lanes_without_machine(state: RunState) -> int:
+    """Return how many lanes of a static schedule nobody has, or will have soon; retries need any machine."""
+    takers = [m for m in state.ready if m not in state.draining]
+    free_hands = len(state.coming) + sum(
+        not has_tasks_of_its_own(state, state.machines[machine]) for machine in takers
+    )
+    lanes = len(free_lanes(state))
+    return lanes - free_hands if lanes else int(bool(state.retries) and not state.live)
 
 
 def best_offers(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Offer]:
@@ -269,18 +266,19 @@ def trim(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:
 
 
 def release(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:
-    """Give back machines that have nothing left to do. Free ones stay for retries, unless in the way."""
+    """Give back machines that have nothing left to do. Those that cost nothing stay for retries."""
     if state.retries or state.stop is not None or (state.paused is not None and state.waiting):
         return []
-    if state.waiting and not state.dealt:
+    if state.waiting and not has_lanes(state):
         return []
     if not state.waiting and (early := [*state.mending, *_coming_for_nothing(state)]):
         return [MachineCondemned(machine, "nothing left to do") for machine in early]
-    in_the_way = state.dealt and bool(_lanes_without_machine(state))
+    if has_lanes(state) and free_lanes(state):
+        return []
     return [
         MachineCondemned(machine, "nothing left to do")
         for machine in state.idle
-        if (in_the_way or state.machines[machine].offer.usd_per_hour > 0) and _spare(state, machine)
+        if state.machines[machine].offer.usd_per_hour > 0 and _spare(state, machine)
     ]
 
 
@@ -297,5 +295,4 @@ def _coming_for_nothing(state: RunState) -> list[MachineId]:
 
 def _spare(state: RunState, machine: MachineId) -> bool:
     known = state.machines[machine]
-    lane_empty = not state.dealt or known.lane >= len(state.fresh) or not state.fresh[known.lane]
-    return lane_empty and not known.open
+    return not known.open and not (has_lanes(state) and has_tasks_of_its_own(state, known))

@@ -8,6 +8,7 @@ from itertools import islice
 from evalfleet.events import AttemptStarted, Event, MachineCondemned
 from evalfleet.model import MachineId, Micros, Needs, Offer, TaskId
 from evalfleet.names import attempt_id
+from evalfleet.schedules import is_static
 from evalfleet.state import MachineState, RunState, TaskState
 
 from .allowances import at_once, first_allowance
@@ -31,7 +32,7 @@ def hand_out(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Even
     allowance = first_allowance(state)
     if allowance is None or (most is not None and state.running >= most):
         return []
-    unlike, spare = state.dealt or len(state.kinds) > 1, surplus(state)
+    unlike, spare = len(state.fresh) > 1, surplus(state)
     idle = (machine for machine in state.idle if machine not in spare)
     for machine in islice(idle, None if unlike else LOOK_AHEAD):
         task = _pick(state, now, machine)
@@ -88,10 +89,29 @@ def _fresh(state: RunState, machine: MachineState) -> Iterator[TaskId]:
 
 
 def _lanes(state: RunState, machine: MachineState) -> Sequence[int]:
-    """Where the machine takes its tasks from. One that has more than others takes what needs it first."""
-    if state.dealt:
-        return (machine.lane,) if machine.lane < len(state.fresh) else ()
+    """Return where the machine takes its tasks from. One that has more than others takes what needs it first.
+
+    Under a static schedule it goes on with the lane that it has begun, and then with one that nobody has.
+    """
+    if has_lanes(state):
+        return (machine.lane,) if has_tasks_of_its_own(state, machine) else free_lanes(state)[:1]
     return [state.kinds[kind] for kind in most_first(state) if does(machine.offer, kind)]
+
+
+def has_lanes(state: RunState) -> bool:
+    """Return True if the schedule is static: each lane of tasks is one machine's."""
+    return len(state.fresh) > 1 and is_static(state.plan.schedule)
+
+
+def has_tasks_of_its_own(state: RunState, machine: MachineState) -> bool:
+    """Return True if fresh tasks are left in the lane that the machine has begun."""
+    return machine.lane >= 0 and bool(state.fresh[machine.lane])
+
+
+def free_lanes(state: RunState) -> list[int]:
+    """Return the lanes with fresh tasks that no machine has begun, under a static schedule."""
+    taken = {state.machines[machine].lane for machine in state.ready}
+    return [lane for lane, tasks in enumerate(state.fresh) if tasks and lane not in taken]
 
 
 def most_first(state: RunState) -> Sequence[Needs | None]:

@@ -218,7 +218,7 @@ def no_task_outlives_its_machine(sim: Simulated) -> Iterator[str]:
     lives: dict[MachineId, Micros] = {}
     for record in sim.store.read():
         match record.event:
-            case MachineRequested(machine, _, _, offer, expires_at):
+            case MachineRequested(machine, _, offer, expires_at):
                 if sim.scenario.offers[offer.place][0].extendable:
                     continue
                 if offer.queues:

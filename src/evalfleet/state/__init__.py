@@ -23,7 +23,6 @@ from .nouns import (
     is_ungradable,
     is_ungraded,
 )
-from .run import lane_of
 from .run_changes import kept_out, objection, steered_by
 
 __all__ = [
@@ -47,7 +46,6 @@ __all__ = [
     "is_ungradable",
     "is_ungraded",
     "kept_out",
-    "lane_of",
     "objection",
     "replaceable",
     "scopes",

@@ -38,6 +38,8 @@ def attempt_started(state: RunState, at: Micros, event: ev.AttemptStarted) -> No
         _reserve(state, attempt, 1)
     known.attempts.append(id)
     set_status(state, known, "running")
+    if not known.retrying:
+        machine.lane = known.lane
     dequeue(state, known)
     machine.open[id] = None
     machine.attempts += 1
@@ -312,6 +314,7 @@ def ordinarily_started(state: RunState, at: Micros, event: ev.AttemptStarted, st
     counts["running"] += 1
     machine.open[id] = None
     machine.attempts += 1
+    machine.lane = known.lane
     stirred[machine.id] = machine
     return True
 

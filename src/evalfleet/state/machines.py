@@ -17,12 +17,11 @@ from evalfleet.names import spread
 
 from .circuits import machine_failed, machine_joined, machine_left, machine_works, refresh_idle
 from .nouns import Block, Deadline, MachineState, PlaceHearing, Refusal, RunState
-from .run import lanes
 
 
 def machine_requested(state: RunState, at: Micros, event: ev.MachineRequested) -> None:
     machine = MachineState(
-        *(event.machine, event.name, event.lane, event.offer, at),
+        *(event.machine, event.name, event.offer, at),
         *(event.expires_at, event.expires_at, 0, at),
     )
     state.machines[event.machine] = machine
@@ -31,7 +30,6 @@ def machine_requested(state: RunState, at: Micros, event: ev.MachineRequested) -
     state.coming[event.machine] = None
     state.undeleted[event.machine] = None
     machine_joined(state, machine)
-    _take_lane(state, event.lane)
     state.live_by_offer[event.offer.key] += 1
     _note_asked(state, event.offer, at)
     state.reserved_usd += _reservation(machine)
@@ -43,27 +41,6 @@ def machine_requested(state: RunState, at: Micros, event: ev.MachineRequested) -
 def _note_asked(state: RunState, offer: Offer, at: Micros) -> None:
     if (most := offer.creates_a_minute) is not None:
         state.asked_at.setdefault(offer.area_key, deque(maxlen=most)).append(at)
-
-
-def _leave_lane(state: RunState, machine: MachineState) -> None:
-    if machine.lane < lanes(state):
-        heapq.heappush(state.free_lanes, machine.lane)
-
-
-def _find_lane(state: RunState, machine: MachineState) -> None:
-    """The machine's own lane, if nobody has that now; else any free one; else one beyond those of the
-    workers."""
-    if machine.lane not in state.free_lanes:
-        machine.lane = state.free_lanes[0] if state.free_lanes else lanes(state)
-    _take_lane(state, machine.lane)
-
-
-def _take_lane(state: RunState, lane: int) -> None:
-    if state.free_lanes and state.free_lanes[0] == lane:
-        heapq.heappop(state.free_lanes)
-    elif lane in state.free_lanes:  # static schedules only: they may need another lane than the lowest
-        state.free_lanes.remove(lane)
-        heapq.heapify(state.free_lanes)
 
 
 def _reservation(machine: MachineState) -> float:
@@ -165,16 +142,13 @@ def machine_unreachable(state: RunState, at: Micros, event: ev.MachineUnreachabl
 
 
 def machine_mending(state: RunState, at: Micros, event: ev.MachineMending) -> None:
-    """It takes no work meanwhile, and others may take its lane: no task waits for it."""
+    """It takes no work meanwhile, and others may take its tasks."""
     machine = state.machines[event.machine]
-    was_worker = machine.phase != "mending"
     machine.phase, machine.mending_since = "mending", at
     machine.mends.append(event.step)
     machine.cause, machine.detail = Cause.CONNECTION, event.detail
     machine.silent_since = None
     _take_out(state, machine)
-    if was_worker:
-        _leave_lane(state, machine)
     state.mending[event.machine] = None
     _orphan(state, machine)
     state.touched_machines[event.machine] = None
@@ -185,7 +159,6 @@ def _mended(state: RunState, machine: MachineState, address: str) -> None:
     machine.cause, machine.detail, machine.step, machine.mending_since = None, "", "", None
     machine.streak = 0
     state.mending.pop(machine.id, None)
-    _find_lane(state, machine)
 
 
 def _orphan(state: RunState, machine: MachineState) -> None:
@@ -280,8 +253,6 @@ def _rename(state: RunState, prefix: str) -> None:
 
 def machine_stopping(state: RunState, at: Micros, event: ev.MachineStopping) -> None:
     machine = state.machines[event.machine]
-    if machine.phase == "mending":
-        _find_lane(state, machine)
     machine.phase, machine.cause, machine.detail = "stopping", event.cause, event.detail
     _take_out(state, machine)
     state.touched_machines[event.machine] = None
@@ -341,8 +312,6 @@ def machine_condemned(state: RunState, at: Micros, event: ev.MachineCondemned) -
     machine.image = event.image
     state.fleet_changed_at = at
     _take_out(state, machine)
-    if was != "mending":
-        _leave_lane(state, machine)
     state.live_by_offer[machine.offer.key] -= 1
     _orphan(state, machine)
     if event.cause is Cause.EVICTED:

@@ -33,7 +33,6 @@ from evalfleet.model import (
     TaskId,
     after,
 )
-from evalfleet.schedules import is_static
 
 TaskStatus = Literal["waiting", "running", "answered", "scored", "broken", "held"]
 MachinePhase = Literal[
@@ -69,7 +68,7 @@ class TaskState(Struct, eq=False, gc=False):
 
     task: Task
     index: int  # its place in the plan
-    lane: int  # the worker that a static schedule gives it to
+    lane: int  # the queue of fresh tasks that it waits in
     rank: float = 0.0  # of the tasks that wait, that of the lowest rank goes first
     status: TaskStatus = "waiting"
     attempts: list[AttemptId] = []
@@ -115,7 +114,6 @@ class MachineState(Struct, eq=False):
 
     id: MachineId
     name: str  # what people call it
-    lane: int  # its place among the run's workers
     offer: Offer
     requested_at: Micros  # one that was stopped is asked for anew
     expires_at: Micros  # of one that waits in a queue: as if it had started when it was requested
@@ -123,6 +121,7 @@ class MachineState(Struct, eq=False):
     renew_at: Micros  # when it is to be decided whether it lives longer
     billed_at: Micros  # since when it is billed in full: since its request, or its start if it queued
     phase: MachinePhase = "requested"
+    lane: int = -1  # of the fresh task that it took last; a static schedule gives it the others there, too
     queued_at: Micros | None = None
     allocated_at: Micros | None = None  # when its service started it
     start: str = ""  # the service's name for that
@@ -319,7 +318,6 @@ class RunState(Struct, eq=False):
     heard_at: Micros = 0  # when a machine last gave proof that we reach machines
     orphans: dict[AttemptId, None] = {}  # their machine is given up
     undeleted: dict[MachineId, None] = {}
-    free_lanes: list[int] = []
     deadlines: list[Deadline] = []
     live_by_offer: Counter[str] = field(default_factory=Counter[str])
     asked_at: dict[str, deque[Micros]] = {}
@@ -393,11 +391,6 @@ class RunState(Struct, eq=False):
     @property
     def running(self) -> int:
         return self.counts["running"]
-
-    @property
-    def dealt(self) -> bool:
-        """Has each worker its own tasks, by a static schedule?"""
-        return len(self.fresh) > 1 and is_static(self.plan.schedule)
 
     def kind(self, task: Task) -> Needs | None:
         """What the task needs of its own, if machines are chosen by that."""

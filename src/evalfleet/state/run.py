@@ -8,19 +8,13 @@ from bisect import bisect_left, insort
 from msgspec import structs
 
 from evalfleet import events as ev
-from evalfleet.model import Limits, Micros, ScheduleName, Task, TaskId
+from evalfleet.model import Micros, Task, TaskId
 from evalfleet.schedules import SCHEDULES, is_static
 
 from .circuits import close_all
 from .nouns import QueueEntry, RunState, TaskState, TaskStatus
 
 UNSETTLED = ("waiting", "running")
-
-
-def lane_of(schedule: ScheduleName, index: int, total: int, lanes: int) -> int:
-    """Which worker a static schedule gives the task to; 0 if whoever is free takes it."""
-    lane = SCHEDULES[schedule].lane
-    return 0 if lane is None else lane(index, total, lanes)
 
 
 def set_status(state: RunState, known: TaskState, status: TaskStatus) -> None:
@@ -68,7 +62,7 @@ def run_planned(state: RunState, at: Micros, event: ev.RunPlanned) -> None:
     state.planned_at = state.started_at = at
     lanes = max(1, event.plan.limits.workers) if is_static(event.plan.schedule) else 1
     state.fresh = [[] for _ in range(lanes)]
-    set_limits(state, event.plan.limits)
+    state.limits = event.plan.limits
 
 
 def pool_planned(state: RunState, at: Micros, event: ev.PoolPlanned) -> None:
@@ -80,7 +74,7 @@ def pool_planned(state: RunState, at: Micros, event: ev.PoolPlanned) -> None:
 
 def pool_resized(state: RunState, at: Micros, event: ev.PoolResized) -> None:
     _ask_anew(state)
-    set_limits(state, structs.replace(state.limits, workers=event.workers))
+    state.limits = structs.replace(state.limits, workers=event.workers)
 
 
 def _ask_anew(state: RunState) -> None:
@@ -93,19 +87,6 @@ def _ask_anew(state: RunState) -> None:
     state.forged.clear()
     state.first_broken.clear()
     state.canary_breaks.clear()
-
-
-def set_limits(state: RunState, limits: Limits) -> None:
-    state.limits = limits
-    gone = ("mending", "condemned", "deleted")
-    known = [state.machines[m] for m in state.undeleted]
-    taken = {machine.lane for machine in known if machine.phase not in gone}
-    state.free_lanes = [lane for lane in range(lanes(state)) if lane not in taken]
-
-
-def lanes(state: RunState) -> int:
-    """A static schedule keeps its lanes also when the run is resumed with fewer workers."""
-    return max(state.limits.workers, len(state.fresh)) if state.dealt else state.limits.workers
 
 
 def tasks_planned(state: RunState, at: Micros, event: ev.TasksPlanned) -> None:
@@ -129,8 +110,9 @@ def tasks_planned(state: RunState, at: Micros, event: ev.TasksPlanned) -> None:
 
 
 def _lane(state: RunState, task: Task, index: int) -> int:
-    if is_static(state.plan.schedule):
-        return lane_of(state.plan.schedule, index, state.total, len(state.fresh))
+    lane = SCHEDULES[state.plan.schedule].lane
+    if lane is not None:
+        return lane(index, state.total, len(state.fresh))
     if task.needs not in state.kinds:
         state.kinds[task.needs] = len(state.fresh)
         state.fresh.append([])
@@ -160,7 +142,7 @@ def run_resumed(state: RunState, at: Micros, event: ev.RunResumed) -> None:
         _take_new_files(state, event.new_files)
     if event.limits is not None and event.limits.budget_usd != state.limits.budget_usd:
         state.budget_told = 0
-    set_limits(state, event.limits or state.limits)
+    state.limits = event.limits or state.limits
     only = None if event.only is None else set(event.only)
     for known in state.tasks.values():
         _hold_or_release(state, at, known, only)

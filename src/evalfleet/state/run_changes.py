@@ -9,7 +9,6 @@ from evalfleet.model import Limits, Micros
 
 from .circuits import refresh_idle
 from .nouns import MachineState, RunState
-from .run import set_limits
 
 
 def objection(state: RunState, event: ev.RunSteered | ev.StopRequested) -> str:
@@ -99,7 +98,7 @@ def run_steered(state: RunState, at: Micros, event: ev.RunSteered) -> None:
                 _drain_all(state, event)
             if event.budget_usd is not None:
                 state.budget_told = 0
-            set_limits(state, limits_with(state, event))
+            state.limits = limits_with(state, event)
         case "end" if event.attempt is not None:
             state.attempts[event.attempt].ending = event
             state.touched_attempts[event.attempt] = None

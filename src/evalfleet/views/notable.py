@@ -135,7 +135,7 @@ _REASONS = {
 def _machine(state: RunState, record: ev.Record) -> Notice | None:
     at = record.at
     match record.event:
-        case ev.MachineRequested(machine, name, _, offer):
+        case ev.MachineRequested(machine, name, offer):
             where = "/".join(part for part in (offer.place, offer.region, offer.size) if part)
             return Notice(
                 at, "news", f"{clean(name)} requested ({clean(where)}{', spot' if offer.spot else ''})"

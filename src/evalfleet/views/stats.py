@@ -368,7 +368,7 @@ def current_task(state: RunState, machine: MachineId) -> TaskId | None:
 
 
 def lane_share(schedule: ScheduleName, lane: int, total: int, lanes: int) -> int:
-    """How many tasks a static schedule gives to a lane: the inverse of state.lane_of, without a loop."""
-    if lane >= lanes or not is_static(schedule):
+    """Return how many tasks a static schedule gives to a lane, without a loop."""
+    if not 0 <= lane < lanes or not is_static(schedule):
         return 0
-    return total // lanes + (lane < total % lanes)  # dealt out or in slices: the first ones have one more
+    return total // lanes + (lane < total % lanes)  # in turn or in slices: the first ones have one more
