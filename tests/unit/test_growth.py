@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from evalfleet.channels.supervisor import job as growing
-from evalfleet.channels.supervisor.job import NEVER, Growth
+from evalfleet.channels.supervisor import output as growing
+from evalfleet.channels.supervisor.host import NEVER
+from evalfleet.channels.supervisor.output import Growth
 
 PATIENCE_S = 80.0
 START = 1000.0

@@ -16,9 +16,9 @@ import sys
 if sys.version_info < (3, 8):
     sys.stderr.write(sys.version)
     sys.exit(98)
-if sys.argv[1:] == ["connect"]:
+if "/" not in sys.argv[1]:
     from supervisor.verbs import verb
-    sys.exit(verb("connect"))
+    sys.exit(verb(sys.argv[1]))
 from supervisor.main import main
 sys.exit(main(sys.argv))
 """

@@ -41,7 +41,7 @@ from .link import Dial, Incoming, plain
 from .program import meter_archive
 from .secrecy import forms_of, is_maskable
 from .session import ERROR_CAP, OnLoad, Session
-from .supervisor.seals import content
+from .supervisor.bundles import content
 
 PROBE_S = 30.0
 LAST_BUNDLE = "*"

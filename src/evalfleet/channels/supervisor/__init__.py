@@ -8,6 +8,9 @@ It speaks JSON lines: requests {op, n, ...}, answers {n, ...} or {n, error, deta
 first message shows the machine's `key`, which is in DIR/key for whoever logs in as its owner: without it
 nothing is answered. It is `hello`; what a place itself asks (ping, expire, quit) needs none.
 
+An attempt is a job here: start.py starts it, watch.py watches it, end.py ends it. isolation.py keeps it apart
+from the others, and jobs.py keeps the list of all of them. server.py listens, and verbs.py answers over SSH.
+
 DIR/jobs/<name>/ holds job.json (no secret), pid and exit (written by the job's own `sh` wrapper, so that
 neither needs this process to live), why (the reason, when we ended it), work/, out/ and log.
 """

@@ -7,7 +7,7 @@ import selectors
 import socket
 import time
 
-from .job import NEVER
+from .host import NEVER
 
 TYPE_CHECKING = False  # importing typing would cost 3 ms
 if TYPE_CHECKING:

@@ -77,6 +77,14 @@ def read_file(path: str, cap: int = -1) -> bytes | None:
         os.close(fd)
 
 
+def file_size(path: str) -> int:
+    """Return the size of a file; 0 if there is none."""
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
+
+
 def write_atomic(path: str, text: str, durable: bool = False) -> None:
     with open(path + ".tmp", "w") as file:
         file.write(text)
@@ -110,6 +118,11 @@ def make_key(directory: str = ".", key: str = "") -> str:
         os.link(partial, f"{directory}/{KEY}")  # whole or not at all, and the first one stays
     os.unlink(partial)
     return read_key(directory)
+
+
+def owner_of_parent() -> int:
+    """Another user than ours where the machine is a login's that is not root, and we are root by sudo."""
+    return os.stat("..").st_uid
 
 
 def make_folder(path: str) -> None:

@@ -7,7 +7,8 @@ import stat
 from binascii import b2a_base64
 
 from .clients import Client, Clients
-from .job import NEVER, HostJob
+from .host import NEVER
+from .job import HostJob
 
 LOOK_S = 0.2
 BUSY_S = 0.05

@@ -19,6 +19,7 @@ def boot_id() -> str:
     return (read_file("/proc/sys/kernel/random/boot_id") or b"").decode()
 
 
+NEVER = float("inf")
 STEADY = getattr(time, "CLOCK_BOOTTIME", None)
 
 

@@ -8,14 +8,15 @@ the benchmark's files.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import stat
 import sys
 import time
 
-from .files import read_file, sha256
-from .processes import birth
+from .files import read_file, sha256, write_atomic
+from .processes import birth, checked, libc
 
 TYPE_CHECKING = False  # importing typing would cost 3 ms
 if TYPE_CHECKING:
@@ -35,24 +36,6 @@ REMOVE_S = 2.0
 NEWNS, NEWIPC = 0x00020000, 0x08000000
 RDONLY, NOSUID, NODEV, REMOUNT, BIND, REC, SLAVE = 1, 2, 4, 32, 4096, 16384, 1 << 19
 NO_NEW_PRIVS = 38
-
-_libc: list[Any] = []
-
-
-def libc() -> Any:
-    if not _libc:
-        import ctypes
-
-        _libc.append(ctypes.CDLL(None, use_errno=True))
-    return _libc[0]
-
-
-def checked(result: int, what: str) -> None:
-    if result:
-        import ctypes
-
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), what)
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:
@@ -80,15 +63,26 @@ def own_view() -> None:
 
 
 class HostIsolation:
-    """What this host offers to keep jobs apart. `why_not`: why they cannot be; empty if they can."""
+    """What this host offers to keep jobs apart, found out when it is first asked for.
+
+    `groups`: the machine's control groups by controller; empty until then, and where there are none.
+    """
 
     def __init__(self, home: str) -> None:
         self.home = home
         self.hidden = closed_folder(home)
         self.groups: dict[str, str] = {}
-        self.why_not = self._obstacle()
-        if not self.why_not:
-            self.groups = machine_groups(GROUP + sha256(os.fsencode(home))[:12])
+        self._why_not: str | None = None
+
+    @property
+    def why_not(self) -> str:
+        """Why jobs cannot be kept apart; empty if they can."""
+        if self._why_not is None:
+            self._why_not = self._obstacle()
+            if not self._why_not:
+                self.groups = machine_groups(GROUP + sha256(os.fsencode(self.home))[:12])
+                write_atomic(self.home + "/groups", json.dumps(list(self.groups.values())))
+        return self._why_not
 
     def _obstacle(self) -> str:
         if not sys.platform.startswith("linux"):
@@ -360,6 +354,7 @@ def confine(
     """Bound this process, which is root's and becomes an isolated job. Raises OSError."""
     import resource
 
+    os.fchown(1, box.uid, box.uid)  # its log: /dev/stdout and /dev/stderr can be opened then
     for group in box.groups:
         _write(group + "/cgroup.procs", "0")
     mask = os.umask(0o022)
@@ -371,17 +366,6 @@ def confine(
     os.setresgid(box.uid, box.uid, box.uid)
     os.setresuid(box.uid, box.uid, box.uid)
     checked(libc().prctl(NO_NEW_PRIVS, 1, 0, 0, 0), "no new privileges")
-
-
-def open_up(top: str) -> None:
-    """Let every user read what is below a folder, and enter and run what its owner may."""
-    for folder, folders, files in os.walk(top):
-        for path in (folder, *(os.path.join(folder, name) for name in (*folders, *files))):
-            with contextlib.suppress(OSError):
-                mode = os.lstat(path).st_mode
-                wanted = stat.S_IMODE(mode) | 0o044 | (0o011 if mode & 0o100 else 0)
-                if not stat.S_ISLNK(mode) and stat.S_IMODE(mode) != wanted:
-                    os.chmod(path, wanted)
 
 
 def _text(path: str) -> str:

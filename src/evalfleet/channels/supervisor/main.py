@@ -1,4 +1,4 @@
-"""The program: becomes a supervisor for a directory, or answers a verb asked over SSH."""
+"""The program: becomes the supervisor of a directory."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import os
 import sys
 import traceback
 
+from .files import owner_of_parent
+
 TYPE_CHECKING = False  # importing typing would cost 3 ms
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,10 +19,6 @@ if TYPE_CHECKING:
 
 
 def main(argv: list[str]) -> int:
-    if "/" not in argv[1]:
-        from .verbs import verb  # a supervisor needs none of it
-
-        return verb(argv[1])
     problem = start(argv[1])
     if problem:
         sys.stderr.write(problem + "\n")
@@ -45,11 +43,6 @@ def serve(home: str, ready: int, new_server: Callable[[str], Server]) -> None:
     os.close(ready)
     server.run()
     server.close()
-
-
-def owner_of_parent() -> int:
-    """Another user than ours where the machine is a login's that is not root, and we are root by sudo."""
-    return os.stat("..").st_uid
 
 
 def detach() -> None:

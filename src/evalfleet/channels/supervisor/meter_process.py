@@ -16,6 +16,7 @@ import socket
 import sys
 
 from .files import make_folder, read_file, write_atomic
+from .output import CALLS
 
 TYPE_CHECKING = False  # importing typing would cost 3 ms
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ FOLDER = "meter"
 SOCKET = FOLDER + "/meter.sock"
 PROGRAM = FOLDER + "/meter.pyz"
 PID = FOLDER + "/pid"
-CALLS = "calls.jsonl"
 ANSWER_S = 5.0
 PIPE_BYTES = 1 << 20
 MOST_SAID = 1 << 20
@@ -251,14 +251,6 @@ class MeterProcess:
         for name in (CALLS, "calls"):
             with contextlib.suppress(OSError):  # it made none, or has put a folder of its own there
                 os.replace(f"{folder}/{name}", f"{job.path}/out/{name}")
-
-
-def calls_bytes(job_path: str) -> int:
-    """The size of the list of a job's calls. It grows when a call begins, and when it ends."""
-    try:
-        return os.stat(f"{job_path}/{FOLDER}/{CALLS}").st_size
-    except OSError:  # it has made none yet
-        return 0
 
 
 def _sums_of(folder: str) -> dict[str, Any]:

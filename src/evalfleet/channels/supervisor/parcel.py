@@ -262,7 +262,7 @@ class Unpacker:
         self.end = record
 
 
-# -- what is packed: a job's artefacts, a bundle -----------------------------------------------------
+# -- what is packed: a job's artefacts --------------------------------------------------------------
 
 LIGHT_FILES = 64
 LIGHT_BYTES = 192 << 10
@@ -297,33 +297,6 @@ def pack(folder: str, write: Callable[[bytes], Any], bytes_cap: int, files_cap: 
     if os.path.isdir(folder + "/out") and not os.path.islink(folder + "/out"):
         sieve.run()
     packer.end({"left_out": sieve.left_out})
-
-
-def has_bundle(digest: str) -> bool:
-    if "/" in digest or digest.startswith(".") or digest.endswith(".tmp") or not digest:
-        raise ValueError(f"no name for a bundle: {digest}")
-    return os.path.isdir("bundles/" + digest)
-
-
-def unpack_bundle(digest: str, chunks: Iterable[bytes]) -> None:
-    """Under its own name a bundle is whole. Raises OSError."""
-    partial = f"bundles/{digest}-{os.getpid()}.tmp"
-    os.mkdir(partial)
-    unpacker = Unpacker(partial, shares=True)
-    try:
-        for chunk in chunks:
-            unpacker.feed(chunk)
-        if unpacker.end is None:
-            raise BadParcel("it ended before it was whole")
-        with contextlib.suppress(FileExistsError, IsADirectoryError):
-            if not has_bundle(digest):
-                os.rename(partial, "bundles/" + digest)
-    finally:
-        unpacker.close()
-        if os.path.exists(partial):
-            import shutil
-
-            shutil.rmtree(partial, ignore_errors=True)
 
 
 class Sieve:

@@ -28,6 +28,25 @@ KEPT_ENV = frozenset(
 )
 
 
+_libc: list[Any] = []
+
+
+def libc() -> Any:
+    if not _libc:
+        import ctypes
+
+        _libc.append(ctypes.CDLL(None, use_errno=True))
+    return _libc[0]
+
+
+def checked(result: int, what: str) -> None:
+    if result:
+        import ctypes
+
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), what)
+
+
 def environment_of(pid: int) -> dict[str, str]:
     """The variables that a process was started with."""
     words = (read_file(f"/proc/{pid}/environ") or b"").decode("utf-8", "surrogateescape").split("\0")
@@ -187,12 +206,8 @@ def adopt_orphans() -> None:
     """Become the parent of whatever a job leaves behind, so that it can be found. Linux; best effort."""
     if not sys.platform.startswith("linux"):
         return
-    try:
-        import ctypes
-
-        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
-    except (ImportError, OSError, AttributeError):
-        pass
+    with contextlib.suppress(ImportError, OSError, AttributeError):
+        libc().prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
 
 
 def age(born: int, file: str) -> float:

@@ -12,15 +12,16 @@ import time
 import traceback
 from binascii import a2b_base64, b2a_base64
 
+from .bundles import has_bundle, unpack_bundle
 from .clients import Client, Clients
-from .files import ENVIRON, SOCKET, make_key, read_file, sha256, write_atomic
+from .end import WARNED_S
+from .files import ENVIRON, SOCKET, make_key, owner_of_parent, read_file, sha256, write_atomic
 from .follow import FileFollower, Followers
-from .host import LoadMeter, boot_id, expiry_in, steady, time_left
-from .job import NEVER, HostJob
-from .jobs import WARNED_S, Jobs
-from .main import owner_of_parent
+from .host import NEVER, LoadMeter, boot_id, expiry_in, steady, time_left
+from .job import HostJob
+from .jobs import Jobs
 from .notices import Notices
-from .parcel import PROMPT_BYTES, has_bundle, is_light, pack, unpack_bundle
+from .parcel import PROMPT_BYTES, is_light, pack
 from .processes import adopt_orphans, host_environment
 
 TYPE_CHECKING = False  # importing typing would cost 3 ms
@@ -43,9 +44,9 @@ WITHOUT_HELLO = frozenset(
 )
 """What a place asks, or who only looks on. Nothing is answered to who does not show the machine's key."""
 MODULES = (
-    *("clients", "files", "follow", "graded_files", "host", "isolation", "job", "jobs", "keeper"),
-    *("machine", "mailbox", "main", "meter_process", "notices", "parcel", "pilot", "processes"),
-    *("seals", "server", "trash", "verbs"),
+    *("bundles", "clients", "end", "files", "follow", "graded_files", "host", "isolation", "job", "jobs"),
+    *("machine", "mailbox", "main", "meter_process", "notices", "output", "parcel", "pilot", "processes"),
+    *("server", "start", "trash", "verbs", "watch"),
 )
 
 
@@ -98,7 +99,7 @@ class Server:
         if os.environ.get(PILOT):
             signal.signal(signal.SIGTERM, self.on_sigterm)
             signal.signal(signal.SIGCONT, self.on_sigcont)
-            self.jobs.may_be_evicted = True
+            self.jobs.ender.may_be_evicted = True
         self.selector.register(self.wake, selectors.EVENT_READ, self.on_signal)
         self.restore()
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -178,23 +179,23 @@ class Server:
         self.evicted = True
         for job in list(self.jobs.live.values()):
             if job.in_doubt:
-                self.jobs.note_why(job, "evicted")
+                self.jobs.ender.note_why(job, "evicted")
                 job.doubt_until = 0.0
             elif job.why is None and not job.settling:
-                self.jobs.end(job, "evicted", min(job.grace, EVICTED_GRACE_S))
+                self.jobs.ender.ask(job, "evicted", min(job.grace, EVICTED_GRACE_S))
 
     def on_sigterm(self, signum: int, frame: object) -> None:
         self.taken = True
 
     def on_sigcont(self, signum: int, frame: object) -> None:
-        self.jobs.warned_until = time.monotonic() + WARNED_S
+        self.jobs.ender.warned_until = time.monotonic() + WARNED_S
 
     def on_signal(self, key: Any, events: int) -> None:
         with contextlib.suppress(BlockingIOError):
             self.wake.recv(4096)
         if self.taken:
             self.on_notice()
-        self.jobs.on_child()
+        self.jobs.watcher.on_child()
 
     def on_connect(self, key: Any, events: int) -> None:
         for _ in range(BACKLOG):  # all at once: who knocks without end must not keep others waiting
@@ -220,7 +221,7 @@ class Server:
         self.done = True
         with open("expired", "w"):
             pass
-        self.jobs.kill_everything("lease")
+        self.jobs.ender.kill_everything("lease")
         with contextlib.suppress(FileNotFoundError):
             os.unlink("expiry")
 
@@ -323,7 +324,7 @@ class Server:
     def seal(self, client: Client, message: dict[str, Any]) -> dict[str, Any]:
         """Set-up is over: what it made of a bundle's files is what they must be."""
         if has_bundle(message["digest"]):
-            self.jobs.seals.renew(message["digest"])
+            self.jobs.bundles.renew(message["digest"])
         return {}
 
     def stop(self, client: Client, message: dict[str, Any]) -> dict[str, Any] | None:
@@ -333,7 +334,7 @@ class Server:
             return {}
         self.waiting.setdefault(job.id, []).append((client, message.get("n")))
         if job.why is None and not job.settling:
-            self.jobs.end(job, "stopped", float(message.get("grace_s", job.grace)))
+            self.jobs.ender.ask(job, "stopped", float(message.get("grace_s", job.grace)))
         return None
 
     def how(self, client: Client, message: dict[str, Any]) -> dict[str, Any]:
@@ -392,7 +393,7 @@ class Server:
             unpack_bundle(message["digest"], [a2b_base64(message["data"])])
         if has_bundle(message["digest"]):
             return {"state": "here"}
-        return {"state": "unknown", "same": self.jobs.seals.found(message.get("large") or {})}
+        return {"state": "unknown", "same": self.jobs.bundles.found(message.get("large") or {})}
 
     def verify(self, client: Client, message: dict[str, Any]) -> dict[str, Any]:
         """Are the files of a bundle as they must be? If one is not, all of it goes, to be brought again."""
@@ -467,7 +468,7 @@ class Server:
     def quit(self, client: Client, message: dict[str, Any]) -> dict[str, Any]:
         """Answered when nothing lives of any job."""
         self.done = True
-        return {"gone": self.jobs.kill_everything("stopped")}
+        return {"gone": self.jobs.ender.kill_everything("stopped")}
 
     # -- telling -----------------------------------------------------------------------------
 
@@ -487,7 +488,7 @@ class Server:
     def give_up(self) -> None:
         """End without an answer. The machine is lost, or its next supervisor makes the folders again."""
         self.done = True
-        self.jobs.kill_everything("lost")
+        self.jobs.ender.kill_everything("lost")
 
     def on_wants(self, job: HostJob, told: dict[str, Any]) -> None:
         """A job's model calls wait for more money: only a controller can grant it."""

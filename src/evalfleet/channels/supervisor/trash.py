@@ -14,16 +14,17 @@ SMALL_COUNT, SMALL_BYTES = 64, 1 << 20
 
 
 class Trash:
-    """The folder `trash`, and the processes that empty it, which are added to `helpers`.
+    """The folder `trash`, and the processes that empty it, which are added to `helpers`: children of this
+    process that are not jobs.
 
     Ext4 takes long to make files where others were just deleted: 0.2 ms each, measured, against 0.03. So a
     small folder waits in the trash until no job would notice; a big one is removed at once, by a process of
     its own.
     """
 
-    def __init__(self, environ: dict[str, str], helpers: set[int]) -> None:
+    def __init__(self, environ: dict[str, str]) -> None:
+        self.helpers: set[int] = set()
         self._environ = environ
-        self._helpers = helpers
         self._named = 0
         self._waiting = 0  # small folders
 
@@ -68,7 +69,7 @@ class Trash:
     def _remove(self, path: str) -> None:
         with contextlib.suppress(OSError):
             argv = ["sh", "-c", CLEANER, "evalfleet-clean", path]
-            self._helpers.add(spawn(argv, self._environ, os.devnull))
+            self.helpers.add(spawn(argv, self._environ, os.devnull))
 
 
 def is_small(folder: str) -> bool:

@@ -74,7 +74,7 @@ def pack_out(request: dict[str, Any]) -> int:
 
 
 def put_in(request: dict[str, Any]) -> int:
-    from .parcel import has_bundle, unpack_bundle
+    from .bundles import has_bundle, unpack_bundle
 
     answer: dict[str, Any] = {}
     try:

@@ -1,8 +1,8 @@
-"""The files of a benchmark as they must be: verified when a run comes, and again before each attempt.
+"""Bundles: the files of benchmarks. They are verified when a run comes, and again before each attempt.
 
-A controller says what each file is (SHA-256, and whether it can be executed). What set-up changed in them is
-recorded after it. Where jobs are users of their own they cannot write there; elsewhere this finds what one of
-them has changed, unless it changes this record, too.
+A controller says what each file is (SHA-256, and whether it can be executed). What set-up changed in
+them is recorded after it. Where jobs are users of their own they cannot write there. Elsewhere a changed file
+is found, unless the job that changed it changed this record, too.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import os
 import stat
 
 from .files import hasher, make_folder, read_file, sha256, write_atomic
+from .parcel import BadParcel, Unpacker
 
 TYPE_CHECKING = False  # importing typing would cost 3 ms
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import Any
 
 FOLDER = "seals"
 CHUNK = 1 << 20
-SETTLED_NS = 100_000_000
-"""A file that was changed so shortly before it was read may be changed once more without a new time."""
 
 
 def content(path: str) -> list[Any]:
@@ -50,13 +50,102 @@ def look(path: str) -> tuple[int, ...]:
     return about.st_ino, about.st_mode, about.st_size, about.st_mtime_ns, about.st_ctime_ns
 
 
-class Seals:
-    """The record of each bundle, and how its files looked when they were last read."""
+def has_bundle(digest: str) -> bool:
+    if "/" in digest or digest.startswith(".") or digest.endswith(".tmp") or not digest:
+        raise ValueError(f"no name for a bundle: {digest}")
+    return os.path.isdir("bundles/" + digest)
 
-    def __init__(self) -> None:
+
+def unpack_bundle(digest: str, chunks: Iterable[bytes]) -> None:
+    """Under its own name a bundle is whole. Raises OSError."""
+    partial = f"bundles/{digest}-{os.getpid()}.tmp"
+    os.mkdir(partial)
+    unpacker = Unpacker(partial, shares=True)
+    try:
+        for chunk in chunks:
+            unpacker.feed(chunk)
+        if unpacker.end is None:
+            raise BadParcel("it ended before it was whole")
+        with contextlib.suppress(FileExistsError, IsADirectoryError):
+            if not has_bundle(digest):
+                os.rename(partial, "bundles/" + digest)
+    finally:
+        unpacker.close()
+        if os.path.exists(partial):
+            import shutil
+
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def folder_of(name: str) -> str:
+    """Return where a bundle is; empty for none. `*` is the one that was prepared last, if any."""
+    if name == "*":
+        with os.scandir("bundles") as entries:
+            prepared = [
+                (entry.stat().st_mtime, entry.path)
+                for entry in entries
+                if not entry.name.endswith((".tmp", ".part"))
+                and not entry.name.startswith(("score-", "task-"))
+            ]
+        return max(prepared)[1] if prepared else ""
+    if "/" in name or name.startswith("."):
+        raise ValueError(f"no name for a bundle: {name}")
+    return "bundles/" + name if name else ""
+
+
+def more_folders(spec: dict[str, Any]) -> list[str]:
+    """Where the bundles are that a job has beside its benchmark's; a later one hides what others have."""
+    names = (str(spec.get(key) or "") for key in ("task_bundle", "score_bundle"))
+    return ["bundles/" + name for name in names if name and has_bundle(name)]
+
+
+def _open_up(top: str) -> None:
+    """Let every user read what is below a folder, and enter and run what its owner may."""
+    for folder, folders, files in os.walk(top):
+        for path in (folder, *(os.path.join(folder, name) for name in (*folders, *files))):
+            with contextlib.suppress(OSError):
+                mode = os.lstat(path).st_mode
+                wanted = stat.S_IMODE(mode) | 0o044 | (0o011 if mode & 0o100 else 0)
+                if not stat.S_ISLNK(mode) and stat.S_IMODE(mode) != wanted:
+                    os.chmod(path, wanted)
+
+
+class Bundles:
+    """The bundles of a machine, whose directory is the working directory and `home`."""
+
+    def __init__(self, home: str) -> None:
+        self._home = home
         self._records: dict[str, dict[str, Any]] = {}
-        self._looks: dict[str, dict[str, tuple[int, ...]]] = {}
+        self._looks: dict[str, dict[str, tuple[int, ...]]] = {}  # how files looked when they were last read
         self._holders: dict[str, str] | None = None  # content -> where a file of it is
+        self._entries: dict[str, tuple[int, list[str]]] = {}
+        self._opened: set[str] = set()
+
+    # -- what jobs are given ---------------------------------------------------------------------
+
+    def link(self, folder: str, work: str, over: bool = False) -> None:
+        """Link what is in a bundle's folder; `over`: also where something else of that name is linked."""
+        changed = os.stat(folder).st_mtime_ns
+        entries = self._entries.get(folder)
+        if entries is None or entries[0] != changed:
+            entries = self._entries[folder] = (changed, os.listdir(folder))
+        for name in entries[1]:
+            if over and os.path.islink(f"{work}/{name}"):
+                os.unlink(f"{work}/{name}")
+            with contextlib.suppress(FileExistsError):  # an earlier start got this far
+                os.symlink(f"{self._home}/{folder}/{name}", f"{work}/{name}")
+
+    def open_up(self, folder: str) -> None:
+        """Let every user read what is in a bundle's folder, and enter and run what its owner may."""
+        if folder not in self._opened:
+            _open_up(folder)
+            self._opened.add(folder)
+
+    def close_up(self) -> None:
+        """Set-up has made files in some bundle, which are to be opened up."""
+        self._opened.clear()
+
+    # -- whether they are as they must be --------------------------------------------------------
 
     def verify(self, bundle: str, files: dict[str, Any], set_up: bool, shared: bool = False) -> str:
         """The name of a file that is not as the controller says; empty if all are.
@@ -120,6 +209,8 @@ class Seals:
     def drop(self, bundle: str) -> None:
         self._records.pop(bundle, None)
         self._looks.pop(bundle, None)
+        self._entries.pop("bundles/" + bundle, None)
+        self._opened.discard("bundles/" + bundle)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(f"{FOLDER}/{bundle}")
 
