@@ -273,7 +273,8 @@ class MachineLearning:
     async def _start(self, call: Call, found: re.Match[str]) -> Answer:
         self._root(found, call)
         instance = self._need_instance(found, "Stopped")
-        return self._begun(call, self._service.instances.start(instance), COMPUTE_OPERATIONS)
+        answer = self._begun(call, self._service.instances.start(instance), COMPUTE_OPERATIONS)
+        return answer if self._service.instances.tells_starts else Answer(202)
 
     async def _stop(self, call: Call, found: re.Match[str]) -> Answer:
         self._root(found, call)

@@ -59,6 +59,8 @@ class Instances:
         self.all: dict[str, Instance] = {}
         self.fails = ""
         """How the next one ends: CreateFailed, SetupFailed or Unusable; StartFailed if it is started."""
+        self.tells_starts = True
+        """Does a start answer where its end can be asked for? Azure's description does not promise it."""
         self.image = ""
         """What their disks are copies of: on Azure, computers with Docker."""
 
@@ -167,9 +169,15 @@ class Instances:
         instance.state = "Starting"
         await self.cloud.pause(self._span)
         if self.fails == "StartFailed":
+            refusal = ArmError(409, "AllocationFailed", "Allocation failed. Please try again later.")
             self.fails, instance.state = "", "Stopped"
-            instance.operation = {"operationName": "Start", "operationStatus": "StartFailed"}
-            raise ArmError(409, "AllocationFailed", "Allocation failed. Please try again later.")
+            instance.errors = [{"error": {"code": refusal.code, "message": refusal.message}}]
+            instance.operation = {
+                "operationName": "Start",
+                "operationTime": self.cloud.clock.stamp(self.cloud.clock.now()),
+                "operationStatus": "StartFailed",
+            }
+            raise refusal
         self.cloud.meters.start(
             "vm", instance.name, instance.size, self._region, self.cloud.clock.now(), spot=False
         )

@@ -400,6 +400,18 @@ def test_the_firewall_is_ours_alone_and_follows_ssh_from(google: StandIn, tmp_pa
     assert google.cloud.firewalls[path]["sourceRanges"] == ["198.51.100.1/32"]
 
 
+def test_the_stand_in_takes_a_network_as_people_write_it(google: StandIn, tmp_path: Path) -> None:
+    async def make(made: GcePlace) -> None:
+        rule = {"name": "mine", "network": "global/networks/default", "denied": [{"IPProtocol": "all"}]}
+        client = made._client
+        await client.change("POST", f"{client.root}/global/firewalls", rule)
+
+    use(google, tmp_path, make)
+    (rule,) = (rule for path, rule in google.cloud.firewalls.items() if path.endswith("/mine"))
+    assert rule["network"].endswith("/global/networks/default")
+    assert rule["network"].count("projects/") == 1
+
+
 def test_what_was_left_is_found_by_labels_alone_and_reaped(google: StandIn, tmp_path: Path) -> None:
     async def work(made: GcePlace) -> None:
         await asked_for(google, made)

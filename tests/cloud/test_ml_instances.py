@@ -232,17 +232,22 @@ def test_one_that_cannot_be_made_is_told_in_azures_words_and_deleted(
     until(lambda: not ml.left(), lambda: f"{ml.left()}")
 
 
-def test_one_that_does_not_start_again_is_told_in_azures_words_and_stays(ml: StandIn, tmp_path: Path) -> None:
+@pytest.mark.parametrize("told", [True, False])
+def test_one_that_does_not_start_again_is_told_in_azures_words_and_stays(
+    ml: StandIn, tmp_path: Path, told: bool
+) -> None:
     async def act(made: AzureMlInstances) -> None:
         making = await begin(made)
         await asyncio.to_thread(wait_for, ml, "Running")
         await give_up(making)
         await made.stop(ONE)
-        ml.service.instances.fails = "StartFailed"
-        with pytest.raises(
-            PlaceError, match=r"Allocation failed\..*\(AllocationFailed\); start it again later"
-        ):
-            await (await begin(made))
+        ml.service.instances.tells_starts = told
+        for _ in range(2):
+            ml.service.instances.fails = "StartFailed"
+            with pytest.raises(
+                PlaceError, match=r"Allocation failed\..*\(AllocationFailed\); start it again later"
+            ):
+                await (await begin(made))
         await made.stop(ONE)
         assert [instance.state for instance in ml.service.instances.all.values()] == ["Stopped"]
         assert not ml.meters.running()

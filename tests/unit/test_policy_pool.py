@@ -23,6 +23,7 @@ from evalfleet.model import SECOND, Cause, Limits, MachineId, Micros, Offer, Pla
 from evalfleet.named_pools import Change, PoolView, changes
 from evalfleet.policy import POOL, BringUp, Stop, TearDown, effects
 from evalfleet.policy.pace import MINUTE_S
+from evalfleet.policy.pool import given_up
 from evalfleet.state import MachineState, RunState, accepts, apply
 from evalfleet.views.stats import machines_usd
 
@@ -273,6 +274,29 @@ def test_stop_and_start() -> None:
     assert effects(pool.state) == {m.id: (BringUp(m.id),) for m in pool.machines()}
     pool.ready()
     assert set(pool.phases().values()) == {"ready"}
+
+
+def test_a_machine_that_does_not_start_again_is_stopped_and_replaced_only_when_asked() -> None:
+    pool = a_ready_pool()
+    pool.change(changes.stopped(pool.view, pool.now))
+    pool.stopped()
+    pool.change(changes.started(pool.view, pool.now))
+    first, second = pool.machines()
+    told = pool.tell(
+        given_up(first, MachineCondemned(first.id, "no room", Cause.PROVISIONING)),
+        MachineUp(second.id),
+        MachineReady(second.id),
+    )
+    pool.stopped()
+    assert pool.phases() == {first.name: "stopped", second.name: "ready"}
+    assert (pool.view.failed, of(MachineRequested, told)) == ([first], [])
+    assert POOL.settled(pool.state)
+    pool.change(changes.replaced(pool.view, pool.now))
+    assert effects(pool.state)[first.id] == (TearDown(first.id),)
+    assert [machine.phase for machine in pool.machines()] == ["condemned", "ready", "requested"]
+    (*_, new) = pool.machines()
+    why = MachineCondemned(new.id, "no room", Cause.PROVISIONING)
+    assert given_up(new, why) is why, "nothing is on its disk yet"
 
 
 def test_a_stopped_machine_costs_nothing() -> None:

@@ -98,6 +98,8 @@ class MlInstance(Struct, frozen=True):
     """As it was made with them: Azure does not change the tags of a compute instance."""
     stopped_by: str = ""
     """Schedule or IdleShutdown, if Azure has stopped it."""
+    start_failed: str = ""
+    """When its last start failed, in Azure's words. Empty if that did not fail."""
 
     @property
     def stage(self) -> State:
@@ -128,7 +130,9 @@ def instance_of(shown: Json, *, public: bool) -> MlInstance | None:
     words = [table(each.get("error")) or each for each in errors]
     trouble = tuple(Problem(str(each.get("code")), str(each.get("message")).rstrip(".")) for each in words)
     address = f"{host}:{port}" if host else ""
-    stopped_by = str(table(inner.get("lastOperation")).get("operationTrigger") or "")
+    last = table(inner.get("lastOperation"))
+    stopped_by = str(last.get("operationTrigger") or "")
+    start_failed = str(last.get("operationTime")) if last.get("operationStatus") == "StartFailed" else ""
     return MlInstance(
         str(shown.get("name")),
         MachineId(tags[MACHINE]),
@@ -138,6 +142,7 @@ def instance_of(shown: Json, *, public: bool) -> MlInstance | None:
         trouble,
         tags,
         stopped_by if state == "stopped" and stopped_by != "User" else "",
+        start_failed,
     )
 
 
@@ -184,8 +189,11 @@ class ComputeInstanceControl:
         return box_name(machine, self._form)
 
     async def until_running(self, machine: MachineId) -> MlInstance:
-        """Start it, if it rests, and wait until it runs."""
-        begun, asked = time.monotonic(), False
+        """Start it, if it rests, and wait until it runs.
+
+        Azure's description of a start promises no address where its end could be asked for.
+        """
+        begun, asked, failed_before = time.monotonic(), False, ""
         async for snapshot in self._inventory.watch():
             vm = snapshot.vms.get(machine)
             if vm is None or vm.stage == "goes":
@@ -196,8 +204,10 @@ class ComputeInstanceControl:
                 state = Problem(vm.state, f"the compute instance {vm.name} has failed")
                 raise ArmFault(409, vm.trouble or (state,))
             if vm.state == "stopped" and not asked:
+                asked, failed_before = True, vm.start_failed
                 await self._client.act(vm.name, "start")
-                asked = True
+            elif vm.state == "stopped" and vm.start_failed != failed_before:
+                raise ArmFault(409, vm.trouble or (Problem("StartFailed", f"{vm.name} did not start"),))
             if time.monotonic() - begun > MAKE_S:
                 why = f"the compute instance {vm.name} is {vm.state} for {MAKE_S / 60:.0f} min"
                 raise PlaceError(why, transient=True, scope="offer")
