@@ -15,8 +15,8 @@ from standins.podman import Podman
 from standins.registry import Registry
 from tests.cloud.batch_places import FAST
 from tests.cloud.mail_desk import nothing_left
-from tests.cloud.real_containers import PASSWORD, import_bare, marks, podman, private
-from tests.cloud.test_batch_mailbox import desk
+from tests.cloud.real_containers import PASSWORD, marks, podman, private
+from tests.cloud.services import desk
 from tests.desk import Desk
 
 __all__ = ["podman", "private"]  # fixtures
@@ -30,29 +30,7 @@ def account(podman: Podman) -> Iterator[StandIn]:
 
 
 def ran(at: Desk, *words: str, **variables: str) -> Any:
-    return at("run", "b.toml", "--on", "batch", "--workers", "1", "--name", "r", *words, env=variables)
-
-
-def test_tasks_run_in_a_container_of_the_image(account: StandIn, podman: Podman, tmp_path: Path) -> None:
-    at = desk(account, tmp_path, 2, sleeps=0, container="localhost/tiny", isolation="none")
-    script = tmp_path / "run.sh"
-    script.write_text(f'ls /etc > "$EVALFLEET_OUT/etc"\n{script.read_text()}')
-    done = ran(at)
-    assert done.code == 0, done
-    seen = [file.read_text().split() for file in (tmp_path / "results/r").glob("t*/t*.0/etc")]
-    assert len(seen) == 2
-    assert all("debian_version" not in names for names in seen), "it ran on this computer, in no container"
-    nothing_left(account)
-    assert not podman.ok("ps", "-aq").strip(), "no container is left"
-
-
-def test_an_image_without_python_is_refused_in_one_line(
-    account: StandIn, podman: Podman, tmp_path: Path
-) -> None:
-    done = ran(desk(account, tmp_path, 1, container=import_bare(podman)))
-    assert done.code != 0
-    assert "the image has no python3; name an `image` with Python 3.8 or later" in done.out
-    nothing_left(account)
+    return at("run", "b.toml", "--on", "p", "--workers", "1", "--name", "r", *words, env=variables)
 
 
 def test_a_private_image_comes_by_its_password_and_tasks_do_not_see_it(

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from evalfleet.channels.mailboxes import MailPilot
-from evalfleet.errors import PlaceError, RequestError
+from evalfleet.errors import PlaceError
 from evalfleet.model import Needs
 from evalfleet.places.azure.services import (
     NO_PYTHON,
@@ -29,8 +29,7 @@ from evalfleet.places.azure_batch import AzureBatchPlace, AzureBatchSettings
 from evalfleet.places.azure_batch.pilot import NO_KVM
 from evalfleet.places.azure_batch.registry import registry_login
 from evalfleet.places.azure_batch.template import NO_IMAGE, NO_PULL, JobBuild, job_body
-from evalfleet.ports import PlaceContext
-from standins.azure_batch import Failed, StandIn, Throttled, Timing
+from standins.azure_batch import StandIn, Timing
 from standins.azure_batch.nodes import PaperRun
 from tests.cloud.batch_places import (
     FAST,
@@ -332,23 +331,6 @@ async def _run_of(batch: StandIn) -> PaperRun | None:
     return runs[0] if runs else None
 
 
-def test_an_api_that_is_away_or_busy_is_asked_again(batch: StandIn, tmp_path: Path) -> None:
-    async def act(made: AzureBatchPlace) -> None:
-        batch.faults.add(Throttled(), method="POST", path="/jobs", times=1)
-        await made.create(ONE, offer(), LIFE_S)
-        await seen(made, "pending")
-        away = batch.faults.add(Failed(500), method="GET", path="/jobs")
-        with pytest.raises(PlaceError) as refused:
-            await made.list("run")
-        assert refused.value.transient
-        batch.faults.rules.remove(away)
-        await seen(made, "pending")
-        await made.delete(ONE)
-
-    play(batch, tmp_path, act)
-    until(lambda: not batch.left(), "all is gone")
-
-
 # -- nothing is left -------------------------------------------------------------------------------
 
 
@@ -423,23 +405,6 @@ def test_a_queue_of_an_hour_is_waited_for_as_long_as_the_place_says(
         until(lambda: not account.left(), "all is gone")
 
 
-def test_a_name_that_is_taken_by_others_is_refused_and_what_is_theirs_stays(
-    batch: StandIn, tmp_path: Path
-) -> None:
-    async def act(made: AzureBatchPlace) -> None:
-        await made.create(ONE, offer(), LIFE_S)
-        stranger = place(batch, tmp_path / "stranger", home_id="ffffffffffff")
-        with pytest.raises(PlaceError, match="not this home's; set another `name`"):
-            await stranger.create(ONE, offer(), LIFE_S)
-        assert await stranger.list("run") == ()
-        await stranger.close()
-        await seen(made, "queued", "pending")
-        await made.delete(ONE)
-
-    play(batch, tmp_path, act)
-    until(lambda: not batch.left(), "all is gone")
-
-
 # -- before money is spent -------------------------------------------------------------------------
 
 
@@ -458,67 +423,3 @@ def test_doctor_looks_at_account_image_network_quotas_and_storage(batch: StandIn
     }
     assert "Quotas" in found["spot quota"].remedy
     assert found["workers"].found.startswith("25 of 30 machines")
-
-
-@pytest.mark.parametrize(
-    ("more", "name", "told"),
-    [
-        ({"image": "canonical:ubuntuserver:18.04-lts:latest"}, "image", "supported-images"),
-        ({"node_agent": "batch.node.ubuntu 22.04"}, "image", "batch.node.ubuntu 24.04"),
-        ({"region": "westus2"}, "region", "standin.eastus"),
-        ({"subscription": "0000"}, "quota", "check `subscription`"),
-    ],
-)
-def test_doctor_says_what_to_do(
-    batch: StandIn, tmp_path: Path, more: dict[str, Any], name: str, told: str
-) -> None:
-    found = examine(batch, tmp_path, **more)[name]
-    assert found.verdict == ("warn" if name == "quota" else "bad"), found
-    assert told in found.remedy
-
-
-def test_doctor_tells_who_may_not_use_the_account(batch: StandIn, tmp_path: Path) -> None:
-    batch.identity.refuses = True
-    found = examine(batch, tmp_path)
-    assert list(found) == ["account"]
-    assert "az login" in found["account"].remedy
-
-
-@pytest.mark.parametrize(
-    ("more", "told"),
-    [
-        ({"account": ""}, 'set account = "NAME.REGION"'),
-        ({"account": "Evals"}, "must be NAME.REGION, such as evals.eastus"),
-        ({"ssh_from": ()}, "`ssh_from` is not set"),
-        ({"image": "ubuntu"}, "`image` must be publisher:offer:sku:version"),
-        ({"images": ("a b",)}, "'a b' is no container image"),
-        ({"ports": (50_000, 50_100)}, "none of 50000 to 55000"),
-        ({"ports": (49_000, 49_010)}, "40 or more"),
-        ({"user": "Root"}, "the user 'Root' cannot be made"),
-        ({"public_ip": False}, "`jump` to a host"),
-        ({"public_ip": False}, 'set reach = "mailbox"'),
-        ({"public_ip": False, "reach": "mailbox"}, "needs `subnet`"),
-        ({"container": "a/b:1"}, '`container` needs reach = "mailbox"'),
-        ({"container": "a b", "reach": "mailbox"}, "'a b' is no container image"),
-        ({"container_args": "-x", "reach": "mailbox"}, "`container_args` needs `container`"),
-        ({"storage": "A-B"}, "3 to 24 small letters"),
-        ({"storage_endpoint": "http://x"}, "must begin with https://"),
-        ({"public_ip": False, "jump": "me@gate"}, "needs `subnet`"),
-        ({"sizes": ("Standard_ND96",)}, "prices = { Standard_ND96 = 0.5 }"),
-        ({"name": "x"}, "must have {machine} in it"),
-        ({"registry_user": "a"}, "`registry_user` with `registry_password`"),
-        ({"registry_user": "a", "registry_password": "not a name!"}, "the name of a variable, never"),
-        ({"registry_user": "a", "registry_password": "P"}, "needs `container`"),
-        ({"ca": "nowhere.pem"}, "is no file"),
-    ],
-)
-def test_bad_settings_are_told_in_one_line_that_says_what_to_do(
-    tmp_path: Path, more: dict[str, Any], told: str
-) -> None:
-    given = {"account": "evals.eastus", "ssh_from": ("203.0.113.7/32",), **more}
-    with pytest.raises(RequestError) as refused:
-        AzureBatchPlace.make(
-            "batch", AzureBatchSettings(**given), PlaceContext(tmp_path, HOME, base=tmp_path)
-        )
-    assert told in str(refused.value)
-    assert "\n" not in str(refused.value)

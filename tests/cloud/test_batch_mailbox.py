@@ -5,21 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
 from evalfleet.errors import PlaceError
-from evalfleet.events import AttemptStarted, MachineCondemned
-from evalfleet.model import Needs, Scored
+from evalfleet.events import MachineCondemned
+from evalfleet.model import Needs
 from evalfleet.places.azure_batch import AzureBatchPlace
-from evalfleet.testing import ChannelContract, Harness, PlaceContract
-from standins.azure_batch import Failed, ProcessNodes, StandIn
+from standins.azure_batch import ProcessNodes, StandIn
 from standins.azure_ml import Processes
-from tests.cloud.batch_places import FAST, HOME, SIZE, examine, machine_id, offer, place, play
-from tests.cloud.mail_desk import MailHarness, evicted_once, killed_and_resumed, mail_desk, nothing_left, seen
+from tests.cloud.batch_places import FAST, HOME, examine, machine_id, offer, play
+from tests.cloud.mail_desk import nothing_left, seen
+from tests.cloud.services import desk
 from tests.desk import Desk, Process
-from tests.waiting import slowness, until, until_async
+from tests.waiting import until, until_async
 
 CANNOT = Processes.missing()
 pytestmark = pytest.mark.skipif(CANNOT is not None, reason=f"NO TEST OF BATCH'S MAILBOXES: {CANNOT}")
@@ -31,31 +31,6 @@ PRIVATE = {**MAIL, "container": "evals.azurecr.io/agents:1", "registry_user": "e
 CONTAINER = {**MAIL, "container": "docker.io/library/python:3.12"}
 
 
-class MailMachines:
-    batch: ClassVar[StandIn]
-
-    @pytest.fixture(autouse=True, scope="class")
-    @classmethod
-    def _account(cls) -> Iterator[None]:
-        with StandIn(nodes=ProcessNodes(), timing=FAST) as cls.batch:
-            yield
-
-    def harness(self) -> Harness:
-        return MailHarness(self.batch, lambda home: place(self.batch, home, **MAIL))
-
-
-class TestAzureBatchByMailbox(MailMachines):
-    """What mail could get wrong; the rest is promised nightly."""
-
-    test_creating_twice_makes_one_machine = PlaceContract.test_creating_twice_makes_one_machine
-    test_the_life_begins_with_the_start = PlaceContract.test_the_life_of_a_machine_begins_when_it_starts
-
-
-@pytest.mark.nightly
-class TestAllOfAzureBatchByMailbox(MailMachines, PlaceContract, ChannelContract):
-    """The whole contract: its machines take seconds to start, and minutes in all."""
-
-
 # -- runs ------------------------------------------------------------------------------------------------
 
 
@@ -65,72 +40,11 @@ def account() -> Iterator[StandIn]:
         yield made
 
 
-def desk(batch: StandIn, folder: Path, count: int, *, sleeps: float = 0.5, **more: Any) -> Desk:
-    settings = {
-        "kind": "azure_batch",
-        "account": f"{batch.account}.{batch.region}",
-        "endpoint": batch.endpoint,
-        "management": batch.endpoint,
-        "storage_endpoint": batch.storage_endpoint,
-        "ca": str(batch.ca),
-        "sizes": [SIZE],
-        "reach": "mailbox",
-        **more,
-    }
-    return mail_desk(folder, "batch", settings, batch.service_principal(), count, sleeps=sleeps)
-
-
-def test_a_killed_controller_is_resumed_and_adopts_machines_in_a_private_network(
-    account: StandIn, tmp_path: Path
-) -> None:
-    """The storage account takes no keys: mail goes by the login."""
-    account.storage.takes_keys = False
-    at = desk(account, tmp_path, 4, public_ip=False, subnet="/subscriptions/s/subnets/private")
-    killed_and_resumed(at, "batch")
-    nothing_left(account)
-
-
-@pytest.mark.parametrize("what", ["storage", "api"])
-def test_a_storage_or_an_api_that_is_away_for_a_while_ends_nothing(
-    account: StandIn, tmp_path: Path, what: str
-) -> None:
-    at = desk(account, tmp_path, 3, sleeps=2)
-    run = at.start("run", "b.toml", "--on", "batch", "--workers", "1", "--name", "r")
-    until(lambda: any(isinstance(each, AttemptStarted) for each in at.events()), lambda: run.said)
-    if what == "storage":
-        account.storage.is_away = True
-        until(lambda: account.storage.refused >= 20, "both ends have asked in vain")
-        account.storage.is_away = False
-    else:
-        answered = len(account.server.calls)
-        away = account.faults.add(Failed(503))
-        until(lambda: len(account.server.calls) >= answered + 10, "it was asked in vain")
-        account.faults.rules.remove(away)
-    run.popen.wait()
-    told = json.loads((tmp_path / "results/r/results.json").read_text())
-    assert (told["scored"], told["broken"], told["status"]) == (3, 0, "done"), run.said
-    assert all(isinstance(each.outcome, Scored) for each in at.state("r").attempts.values())
-    nothing_left(account)
-
-
 def gave_up(at: Desk, run: Process, tasks: int = 1) -> list[str]:
     """Wait until all tasks are scored. Returns why machines were given up before that."""
     assert run.wait().code == 0, run.said
     assert at.results("r")["scored"] == tasks
     return [event.detail for event in at.events() if isinstance(event, MachineCondemned) and event.detail]
-
-
-def test_a_container_that_never_starts_though_batch_says_that_it_runs_is_given_up(
-    account: StandIn, tmp_path: Path
-) -> None:
-    """As happened for eight hours with nothing done. Its task runs on another machine."""
-    account.faults.mute = "-1"
-    at = desk(account, tmp_path, 1, sleeps=0, answer_s=5 * slowness())
-    why = gave_up(at, at.start("run", "b.toml", "--on", "batch", "--workers", "1", "--name", "r"))
-    assert any(
-        "but the pilot has not answered: the pilot has not come to its mailbox" in each for each in why
-    )
-    nothing_left(account)
 
 
 @pytest.mark.nightly
@@ -142,7 +56,7 @@ def test_a_node_that_is_unusable_or_lost_or_whose_container_dies_is_replaced(
     score = (tmp_path / "run.sh").read_text()
     (tmp_path / "run.sh").write_text(f"if mkdir {tmp_path}/begun; then sleep 1000; fi\n{score}")
     account.faults.nodes_unusable = fault == "nodes_unusable"
-    run = at.start("run", "b.toml", "--on", "batch", "--workers", "1", "--name", "r")
+    run = at.start("run", "b.toml", "--on", "p", "--workers", "1", "--name", "r")
     if fault == "nodes_unusable":
         (tmp_path / "begun").mkdir()
         until(lambda: any("unusable" in each for each in _details(at)), lambda: run.said)
@@ -156,23 +70,6 @@ def test_a_node_that_is_unusable_or_lost_or_whose_container_dies_is_replaced(
             assert task.run is not None
             account._await(task.run.kill())
     assert gave_up(at, run)
-    nothing_left(account)
-
-
-@pytest.mark.nightly
-def test_a_node_whose_memory_or_disk_is_used_up_is_replaced_by_what_its_supervisor_tells(
-    account: StandIn, tmp_path: Path
-) -> None:
-    """Each computer uses a thousandth of its memory, and so this one does all the time."""
-    at = desk(account, tmp_path, 1, isolation="none")
-    with (tmp_path / "evalfleet.toml").open("a") as rules:
-        rules.write("[alerts.compute_node_unhealthy]\nafter_s = 10\nshare = 0.001\n")
-    score = (tmp_path / "run.sh").read_text()
-    (tmp_path / "run.sh").write_text(f"if mkdir {tmp_path}/begun; then sleep 1000; fi\n{score}")
-    why = gave_up(at, at.start("run", "b.toml", "--on", "batch", "--workers", "1", "--name", "r"))
-    assert "memory of" in why[0] or "disk of" in why[0], why
-    first = at.results("r")["machines"][0]
-    assert "compute_node_unhealthy" in first["detail"]
     nothing_left(account)
 
 
@@ -191,7 +88,7 @@ def test_a_node_that_burns_its_processors_and_gives_nothing_is_replaced_and_its_
         "if [ $EVALFLEET_TASK_ID = t1 ]; then burn; for n in $(seq 25); do echo alive $n; sleep 1; done\n"
         f"elif mkdir {tmp_path}/begun; then echo burning; burn; wait; fi\nkill $(jobs -p)\n{score}"
     )
-    run = at.start("run", "b.toml", "--on", "batch", "--workers", "1", "--name", "r")
+    run = at.start("run", "b.toml", "--on", "p", "--workers", "1", "--name", "r")
     until((tmp_path / "begun").exists, lambda: run.said)
     until(lambda: "burning" in at("logs", "r", "t0").out, lambda: run.said)
     assert run.lives, "it is read while it runs"
@@ -219,19 +116,10 @@ def test_a_run_without_quota_stops_at_once_and_says_where_to_ask(
     account: StandIn, tmp_path: Path, quota: str, told: str
 ) -> None:
     account.service.quota[quota] = 0
-    done = desk(account, tmp_path, 1)("run", "b.toml", "--on", "batch", "--workers", "1", "--name", "r")
+    done = desk(account, tmp_path, 1)("run", "b.toml", "--on", "p", "--workers", "1", "--name", "r")
     assert done.code == 4, done
     assert told in done.out
     assert not account.meters.spans, "nothing was billed"
-    nothing_left(account)
-
-
-@pytest.mark.nightly
-def test_a_container_that_batch_runs_anew_costs_no_score_and_gives_no_second_one(
-    account: StandIn, tmp_path: Path
-) -> None:
-    at = desk(account, tmp_path, 2, sleeps=3, spot=True, spot_only=True, container="python:3.12")
-    evicted_once(at, "batch", lambda: account.preempt("r-"))
     nothing_left(account)
 
 

@@ -10,7 +10,7 @@ import pytest
 from standins.azure_ml import Processes, StandIn
 from tests.cloud import ml_places
 from tests.cloud.mail_desk import nothing_left
-from tests.cloud.test_ml_run import desk
+from tests.cloud.services import desk
 
 CANNOT = Processes.missing()
 pytestmark = pytest.mark.skipif(CANNOT is not None, reason=f"NO TEST OF AZURE ML'S JOBS: {CANNOT}")
@@ -30,10 +30,10 @@ def test_a_node_that_waits_for_the_next_machine_until_the_run_is_over_is_in_its_
     """One machine is let go when nothing is left for it, while the other one has much to do."""
     at = desk(ml, tmp_path, 2)
     with (tmp_path / "evalfleet.toml").open("a") as settings:
-        settings.write(f"[places.ml.prices]\n{ml_places.SIZE} = {USD_A_SECOND * 3600}\n")
+        settings.write(f"[places.p.prices]\n{ml_places.SIZE} = {USD_A_SECOND * 3600}\n")
     score = 'echo \'{"score": 1}\' >"$EVALFLEET_OUT/result.json"'
     (tmp_path / "run.sh").write_text(f"if mkdir {tmp_path}/begun; then sleep {LONG_S}; fi\n{score}\n")
-    done = at("run", "b.toml", "--on", "ml", "--workers", "2", "--name", "r", "--canary", "0")
+    done = at("run", "b.toml", "--on", "p", "--workers", "2", "--name", "r", "--canary", "0")
     assert done.code == 0, done
     nothing_left(ml)
     billed_s = ml.meters.seconds("vm", ml.clock.now())

@@ -14,9 +14,9 @@ from standins.podman import Podman
 from standins.registry import Registry
 from tests.cloud import ml_places
 from tests.cloud.mail_desk import nothing_left
-from tests.cloud.real_containers import PASSWORD, import_bare, marks, podman, private
+from tests.cloud.real_containers import PASSWORD, marks, podman, private
+from tests.cloud.services import desk
 from tests.cloud.test_ml_limits import begin, scored_elsewhere
-from tests.cloud.test_ml_run import desk
 from tests.waiting import until
 
 __all__ = ["podman", "private"]  # fixtures
@@ -34,33 +34,6 @@ def connect(ml: StandIn, private: Registry, password: str) -> None:
     login = {"username": private.user, "password": password}
     target = {"category": "ContainerRegistry", "target": private.address, "credentials": login}
     ml.do(lambda: ml.service.connections.__setitem__("acr", {"properties": target}))
-
-
-@pytest.mark.parametrize("where", ["this computer", "a private registry"])
-def test_tasks_run_in_a_container_of_the_image(
-    ml: StandIn, podman: Podman, private: Registry, tmp_path: Path, where: str
-) -> None:
-    connect(ml, private, PASSWORD)
-    image = "localhost/tiny" if where == "this computer" else private.name("evals/tiny")
-    at = desk(ml, tmp_path, 2, sleeps=0, image=image)
-    script = tmp_path / "run.sh"
-    script.write_text(f'ls /etc > "$EVALFLEET_OUT/etc"\n{script.read_text()}')
-    done = begin(at).wait()
-    assert done.code == 0, done
-    seen = [file.read_text().split() for file in (tmp_path / "results/r").glob("t*/t*.0/etc")]
-    assert len(seen) == 2
-    assert all("debian_version" not in names for names in seen), "it ran on this computer, in no container"
-    nothing_left(ml)
-    assert not podman.ok("ps", "-aq").strip(), "no container is left"
-
-
-def test_an_image_without_python_is_refused_in_one_line(ml: StandIn, podman: Podman, tmp_path: Path) -> None:
-    at = desk(ml, tmp_path, 1, image=import_bare(podman))
-    done = begin(at).wait()
-    assert done.code != 0
-    assert "the image has no python3; name an `image` with Python 3.8 or later" in done.out
-    assert len(at.state("r").machines) <= 2, "another machine would fare alike"
-    nothing_left(ml)
 
 
 @pytest.mark.parametrize("fault", ["wrong password", "no such image"])

@@ -4,17 +4,16 @@ words, and the task is scored on another one. Pilots and mailboxes are real."""
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from evalfleet.events import AttemptStarted, MachineCondemned
-from standins.azure_ml import Failed, Processes, StandIn
+from standins.azure_ml import Processes, StandIn
 from tests.cloud import ml_places
 from tests.cloud.mail_desk import nothing_left
-from tests.cloud.test_ml_run import desk
+from tests.cloud.services import desk
 from tests.desk import Desk, Process
 from tests.waiting import until
 
@@ -51,7 +50,7 @@ def hangs_once(folder: Path) -> None:
 
 
 def begin(at: Desk, *more: str, workers: int = 1) -> Process:
-    return at.start("run", "b.toml", "--on", "ml", "--workers", str(workers), "--name", "r", *more)
+    return at.start("run", "b.toml", "--on", "p", "--workers", str(workers), "--name", "r", *more)
 
 
 def scored_elsewhere(ml: StandIn, at: Desk, run: Process, tasks: int = 1) -> str:
@@ -70,14 +69,6 @@ def at_work(at: Desk) -> str:
 def alerts(at: Desk) -> list[dict[str, str]]:
     lines = (at.home / "r/.alerts.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]
-
-
-def test_a_container_that_never_starts_is_given_up(ml: StandIn, tmp_path: Path) -> None:
-    """The job that was `Running` for eight hours with nothing done."""
-    ml.troubles_of_jobs.stuck = {"Running"}
-    at = limited(ml, tmp_path, 1, start_s=2)
-    why = scored_elsewhere(ml, at, begin(at))
-    assert why == "Azure ML: running for 0 min, but its container has not started"
 
 
 def test_a_pull_that_takes_long_is_told_and_one_that_does_not_end_is_given_up(
@@ -135,38 +126,6 @@ def test_a_job_that_stays_in_its_queue_is_given_up_unbilled(ml: StandIn, tmp_pat
     nothing_left(ml)
 
 
-def away_api(ml: StandIn, is_away: bool) -> None:
-    if is_away:
-        ml.faults.add(Failed(503))
-    else:
-        ml.faults.rules.clear()
-
-
-def away_storage(ml: StandIn, is_away: bool) -> None:
-    ml.storage.is_away = is_away
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("away", [away_api, away_storage], ids=["the API", "the storage"])
-def test_a_service_that_is_away_for_a_while_costs_no_machine_and_no_score(
-    ml: StandIn, tmp_path: Path, away: Callable[[StandIn, bool], None]
-) -> None:
-    """Half a minute here; ten real ones are in test_ten_minutes_away."""
-    at = limited(ml, tmp_path, 4)
-    (tmp_path / "run.sh").write_text('sleep 8\necho \'{"score": 1}\' >"$EVALFLEET_OUT/result.json"\n')
-    run = begin(at, workers=2)
-    until(lambda: any(isinstance(event, AttemptStarted) for event in at.events()), lambda: run.said)
-    ml.do(lambda: away(ml, True))
-    time.sleep(30)  # nothing tells how often a service that is away was asked
-    ml.do(lambda: away(ml, False))
-    assert run.wait().code == 0, run.said
-    told = at.results("r")
-    assert (told["scored"], told["broken"]) == (4, 0)
-    assert len(at.state("r").machines) == 2, "none was given up"
-    assert len(at.state("r").attempts) == 4, "nothing ran twice"
-    nothing_left(ml)
-
-
 @pytest.mark.nightly
 def test_a_node_that_becomes_unusable_is_replaced(ml: StandIn, tmp_path: Path) -> None:
     at = desk(ml, tmp_path, 1)
@@ -177,21 +136,6 @@ def test_a_node_that_becomes_unusable_is_replaced(ml: StandIn, tmp_path: Path) -
     why = scored_elsewhere(ml, at, run)
     assert why.startswith("Azure ML: running, but its node tvmps_")
     assert why.endswith("is unusable")
-
-
-@pytest.mark.nightly
-def test_a_node_whose_memory_is_used_up_is_replaced_by_what_its_supervisor_tells(
-    ml: StandIn, tmp_path: Path
-) -> None:
-    """Each computer uses a hundredth of its memory, and so this one does all the time."""
-    rule = "[alerts.compute_node_unhealthy]\nafter_s = 10\nshare = 0.001\n"
-    at = limited(ml, tmp_path, 1, rule)
-    hangs_once(tmp_path)
-    why = scored_elsewhere(ml, at, begin(at))
-    assert "memory of" in why or "disk of" in why, why
-    assert {alert.get("act") for alert in alerts(at) if alert["rule"] == "compute_node_unhealthy"} >= {
-        "replace"
-    }
 
 
 @pytest.mark.nightly

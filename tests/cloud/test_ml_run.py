@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from standins.azure_ml import Processes, StandIn
 from tests.cloud import ml_places
-from tests.cloud.mail_desk import evicted_once, killed_and_resumed, mail_desk, nothing_left
+from tests.cloud.mail_desk import nothing_left
+from tests.cloud.services import desk
 from tests.desk import Desk
 from tests.docs.pages import ROOT, File, steps
 
@@ -25,21 +24,6 @@ pytestmark = pytest.mark.skipif(CANNOT is not None, reason=f"NO TEST OF AZURE ML
 def ml() -> Iterator[StandIn]:
     with StandIn(Processes(), ml_timing=ml_places.FAST) as made:
         yield made
-
-
-def desk(ml: StandIn, folder: Path, count: int, *, sleeps: float = 0.5, **more: Any) -> Desk:
-    settings = {
-        "kind": "azure_ml",
-        "workspace": ml.workspace,
-        "resource_group": ml.group,
-        "endpoint": ml.endpoint,
-        "storage_endpoint": ml.storage_endpoint,
-        "ca": str(ml.ca),
-        "sizes": [ml_places.SIZE],
-        "isolation": "none",
-        **more,
-    }
-    return mail_desk(folder, "ml", settings, ml.service_principal(), count, sleeps=sleeps)
 
 
 @pytest.mark.nightly
@@ -65,24 +49,7 @@ def test_what_the_page_tells_to_type_works(ml: StandIn, tmp_path: Path) -> None:
 
 def test_a_plan_for_compute_instances_has_no_spot_ones(ml: StandIn, tmp_path: Path) -> None:
     at = desk(ml, tmp_path, 2, compute="instances")
-    done = at("plan", "b.toml", "--on", "ml", "--workers", "2", "--draws", "20")
+    done = at("plan", "b.toml", "--on", "p", "--workers", "2", "--draws", "20")
     assert done.code == 0, done
     assert "(stopped pool)" in done.out
     assert " spot " not in done.out
-
-
-def test_a_killed_controller_is_resumed_and_nothing_is_left(ml: StandIn, tmp_path: Path) -> None:
-    at = desk(ml, tmp_path, 4)
-    killed_and_resumed(at, "ml")
-    told = json.loads((tmp_path / "results/r/results.json").read_text())
-    assert 0 < told["cost"]["machines_usd"] < 1
-    nothing_left(ml)
-
-
-@pytest.mark.nightly
-def test_a_job_that_azure_runs_anew_costs_no_score_and_gives_no_second_one(
-    ml: StandIn, tmp_path: Path
-) -> None:
-    at = desk(ml, tmp_path, 2, sleeps=3, spot=True, spot_only=True)
-    evicted_once(at, "ml", lambda: ml.preempt("r-"))
-    nothing_left(ml)

@@ -13,7 +13,7 @@ from evalfleet.model import Scored
 from standins.azure_ml import Processes, StandIn
 from tests.cloud import ml_places
 from tests.cloud.mail_desk import nothing_left
-from tests.cloud.test_ml_run import desk
+from tests.cloud.services import desk
 from tests.desk import FollowedRun
 from tests.waiting import until
 
@@ -36,7 +36,7 @@ def test_when_azure_ml_begins_to_fail_the_rest_runs_at_the_next_place_and_no_sco
     ml: StandIn, tmp_path: Path, killed: bool
 ) -> None:
     at = desk(ml, tmp_path, TASKS, sleeps=4)
-    run = at.start("run", "b.toml", "--on", "ml,local", "--workers", "2", "--name", "r")
+    run = at.start("run", "b.toml", "--on", "p,local", "--workers", "2", "--name", "r")
     results = tmp_path / "results/r"
     until(lambda: list(results.glob("t*/t*.0/result.json")) or None, lambda: f"a first score: {run.said}")
     ml.do(lambda: setattr(ml.troubles_of_jobs, "pull_error", "Error: toomanyrequests: pull rate limit"))
@@ -45,7 +45,7 @@ def test_when_azure_ml_begins_to_fail_the_rest_runs_at_the_next_place_and_no_sco
 
     def opened() -> bool:
         changes = [event for event in at.events() if isinstance(event, CircuitChanged)]
-        return any((change.place, change.phase) == ("ml", "open") for change in changes)
+        return any((change.place, change.phase) == ("p", "open") for change in changes)
 
     until(opened, lambda: f"its circuit opens: {run.said}")
     if killed:
@@ -62,7 +62,7 @@ def test_when_azure_ml_begins_to_fail_the_rest_runs_at_the_next_place_and_no_sco
         for attempt in state.attempts.values()
         if isinstance(attempt.outcome, Scored)
     )
-    assert places["ml"] >= 1, places
+    assert places["p"] >= 1, places
     assert places["local"] >= 1, places
     scores = Counter(
         state.attempts[event.attempt].task
@@ -81,25 +81,23 @@ def test_a_place_that_works_again_is_tried_by_one_machine_and_gets_tasks_again(
     """A minute after it was left."""
     ml.do(lambda: setattr(ml.troubles_of_jobs, "pull_error", "Error: toomanyrequests: pull rate limit"))
     at = desk(ml, tmp_path, 60, sleeps=4)
-    run = at.start("run", "b.toml", "--on", "ml,local", "--workers", "2", "--name", "r")
+    run = at.start("run", "b.toml", "--on", "p,local", "--workers", "2", "--name", "r")
     followed = FollowedRun(at, "r")
-    followed.until(
-        lambda state: "ml" in state.circuits and state.circuits["ml"].phase == "open", "it is left"
-    )
+    followed.until(lambda state: "p" in state.circuits and state.circuits["p"].phase == "open", "it is left")
     ml.do(lambda: setattr(ml.troubles_of_jobs, "pull_error", ""))
-    followed.until(lambda state: state.circuits["ml"].phase == "closed", "it is trusted again")
+    followed.until(lambda state: state.circuits["p"].phase == "closed", "it is trusted again")
     events = [record.event for record in followed.records]
     opened = next(n for n, e in enumerate(events) if isinstance(e, CircuitChanged) and e.phase == "open")
     closed = next(n for n, e in enumerate(events) if isinstance(e, CircuitChanged) and e.phase == "closed")
     probes = [
         event.machine
         for event in events[opened:closed]
-        if isinstance(event, MachineRequested) and event.offer.place == "ml"
+        if isinstance(event, MachineRequested) and event.offer.place == "p"
     ]
     assert len(probes) == 1, "one machine is tried"
     assert run.wait().code == 0, run.said
     state = at.state("r")
     assert state.scored == 60
-    assert state.circuits["ml"].proofs >= 2, "it has scored since"
+    assert state.circuits["p"].proofs >= 2, "it has scored since"
     assert "one machine was tried, and works" in at("report", "r").out
     nothing_left(ml)

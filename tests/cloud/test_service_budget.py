@@ -14,8 +14,9 @@ from standins.azure_batch import ProcessNodes
 from standins.azure_batch import StandIn as Batch
 from standins.azure_ml import Processes
 from standins.azure_ml import StandIn as MachineLearning
-from tests.cloud import batch_places, ml_places, test_batch_mailbox, test_ml_run
+from tests.cloud import batch_places, ml_places
 from tests.cloud.mail_desk import JobService, nothing_left
+from tests.cloud.services import desk
 from tests.desk import Desk, Done, Process
 from tests.waiting import slowness, until
 
@@ -27,13 +28,13 @@ TASK_S, GRACE_S, END_S = 10.0, 30.0, 60.0
 """Of a task's own limit, how long it is waited for after that, and of the end of a machine's job."""
 
 
-def begin(at: Desk, place: str, budget_usd: float) -> Process:
+def begin(at: Desk, budget_usd: float) -> Process:
     with (at.folder / "evalfleet.toml").open("a") as settings:
-        settings.write(f"[places.{place}.prices]\n{ml_places.SIZE} = {USD_A_SECOND * 3600}\n")
+        settings.write(f"[places.p.prices]\n{ml_places.SIZE} = {USD_A_SECOND * 3600}\n")
     bench = at.folder / "b.toml"
     bench.write_text(bench.read_text().replace("timeout_s = 60", f"timeout_s = {TASK_S:g}"))
     words = ("--workers", "2", "--canary", "1", "--name", "r", "--budget", f"{budget_usd:.3f}")
-    return at.start("run", "b.toml", "--on", place, *words)
+    return at.start("run", "b.toml", "--on", "p", *words)
 
 
 def ended_by_its_budget(at: Desk, service: JobService, done: Done, budget_usd: float) -> None:
@@ -60,21 +61,19 @@ def test_a_budget_that_pays_one_job_of_azure_ml_for_its_life_ends_the_run_with_i
     limits = {"prepare_s": 5.0, "start_s": 5.0, "idle_s": 60.0}
     budget_usd = budget_of(5.0 + 5.0 + TASK_S + GRACE_S + END_S, 60.0 + 180.0, 20.0)
     with MachineLearning(Processes(), ml_timing=ml_places.FAST) as ml:
-        at = test_ml_run.desk(ml, tmp_path, TASKS, sleeps=1.0, **limits)
-        ended_by_its_budget(at, ml, begin(at, "ml", budget_usd).wait(), budget_usd)
+        at = desk(ml, tmp_path, TASKS, sleeps=1.0, **limits)
+        ended_by_its_budget(at, ml, begin(at, budget_usd).wait(), budget_usd)
 
 
 @pytest.mark.slow
 def test_a_budget_that_pays_one_node_of_batch_pays_no_other_one_when_that_is_lost(tmp_path: Path) -> None:
     with Batch(nodes=ProcessNodes(), timing=batch_places.FAST) as batch:
-        at = test_batch_mailbox.desk(
-            batch, tmp_path, TASKS, sleeps=1.0, isolation="none", lost_s=12 * slowness()
-        )
+        at = desk(batch, tmp_path, TASKS, sleeps=1.0, isolation="none", lost_s=12 * slowness())
         (offer,) = asyncio.run(batch_places.place(batch, tmp_path, reach="mailbox").offers(Needs()))
         assert offer.boot_s is not None
         life_s = offer.boot_s + TASK_S + GRACE_S + offer.teardown_s
         budget_usd = budget_of(life_s, offer.sweep_s, 2.0)
-        run = begin(at, "batch", budget_usd)
+        run = begin(at, budget_usd)
         until(lambda: len([e for e in at.events() if isinstance(e, AttemptStarted)]) > 3, lambda: run.said)
         node = batch.node("r-")
         batch._await(batch.service.release(node))

@@ -11,11 +11,9 @@ import pytest
 
 from evalfleet.events import AttemptEnded, CircuitChanged, MachineCondemned
 from evalfleet.model import Scored, after
-from standins import azure_batch, azure_ml
 from standins.azure_ml import Failed, Processes
-from tests.cloud import test_batch_mailbox, test_ml_run
 from tests.cloud.mail_desk import nothing_left
-from tests.desk import Desk
+from tests.cloud.services import Service, desk
 from tests.waiting import until
 
 CANNOT = Processes.missing()
@@ -26,21 +24,6 @@ pytestmark = [
 ]
 AWAY_S = 600.0
 TASK_S = 50
-Service = azure_ml.StandIn | azure_batch.StandIn
-
-
-def desk(service: Service, folder: Path, tasks: int) -> Desk:
-    """Its place is `p`, with the limits that everybody has."""
-    if isinstance(service, azure_ml.StandIn):
-        at = test_ml_run.desk(service, folder, tasks, sleeps=TASK_S)
-    else:
-        at = test_batch_mailbox.desk(service, folder, tasks, sleeps=TASK_S, isolation="none")
-    toml = folder / "evalfleet.toml"
-    _, _, rest = toml.read_text().partition("]\n")
-    toml.write_text(f"[places.p]\n{rest}")
-    bench = folder / "b.toml"
-    bench.write_text(bench.read_text().replace("timeout_s = 60", "timeout_s = 600"))
-    return at
 
 
 def away_api(service: Service, is_away: bool) -> None:
@@ -63,7 +46,9 @@ def test_ten_minutes_without_it_cost_no_machine_and_no_score(
     service: Service, tmp_path: Path, away: Callable[[Service, bool], None], tasks: int, meanwhile: int
 ) -> None:
     """Without the API there is more to do than two machines do meanwhile, and half of that is asked for."""
-    at = desk(service, tmp_path, tasks)
+    at = desk(service, tmp_path, tasks, sleeps=TASK_S)
+    bench = tmp_path / "b.toml"
+    bench.write_text(bench.read_text().replace("timeout_s = 60", "timeout_s = 600"))
     run = at.start("run", "b.toml", "--on", "p", "--workers", "2", "--name", "r", "--canary", "0")
     until(lambda: at.state("r").running == 2, lambda: f"both machines are at work: {run.said}")
     begun = at.records("r")[-1].at
