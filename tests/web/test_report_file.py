@@ -86,6 +86,7 @@ def test_a_report_has_no_path_and_no_host_of_this_computer(tmp_path: Path) -> No
     fleet.started("a.0")
     fleet.say("set", "r", "--workers", "0", "--reason", "to look")
     fleet.say("set", "r", "--workers", "1")
+    fleet.say("drain", "r", "worker-1", "--reason", "a reboot")
     fleet.open_gate("1")
     run.finish()
     fleet.say("report", "r", "--format", "html", "-o", "r.html")
@@ -95,6 +96,7 @@ def test_a_report_has_no_path_and_no_host_of_this_computer(tmp_path: Path) -> No
     documents = gzip.decompress(base64.b64decode(block[1])).decode()
     for text in (documents, (fleet.folder / "r.md").read_text()):
         assert f"paused by {getpass.getuser()}: to look" in text
+        assert text.count(f"drained by {getpass.getuser()}: a reboot") > 1, "of the run, and of the machine"
         assert f"@{socket.gethostname()}" not in text
         assert str(tmp_path) not in text
     assert "attempt 'a.0' left no traj.jsonl" in documents

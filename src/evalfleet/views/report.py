@@ -36,7 +36,15 @@ def report(results: Results, format: str) -> str:
     make = FORMATS.get(format)
     if make is None:
         raise RequestError(f"report format {format!r} is unknown; {hint(format, FORMATS)}")
-    return make(results)
+    return make(results if format == "json" else _without_hosts(results))
+
+
+def _without_hosts(results: Results) -> Results:
+    """Return the results with the users that changed the run named without their computers."""
+    text = json.dumps(results)
+    for by in {entry["by"] for entry in results.get("steering") or [] if entry["by"]}:
+        text = text.replace(json.dumps(by)[1:-1], json.dumps(user_of(by))[1:-1])
+    return cast("Results", json.loads(text))
 
 
 def _json(results: Results) -> str:
@@ -431,7 +439,7 @@ def _steering(results: Results) -> str:
     steered = results.get("steering") or []
     if not steered:
         return ""
-    rows = [(each["at"], each["what"].replace(each["by"], user_of(each["by"]))) for each in steered[:MOST]]
+    rows = [(entry["at"], entry["what"]) for entry in steered[:MOST]]
     return "## Steering\n\n" + _table(["When", "What"], rows) + _rest(len(steered) - MOST, "changes")
 
 
