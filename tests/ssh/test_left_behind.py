@@ -208,6 +208,36 @@ def test_a_run_tells_within_a_minute_what_it_cannot_clean_up_ends_and_machines_l
         assert "cannot be removed" not in desk.say("machines"), "somebody has finished it"
 
 
+def test_a_run_that_is_over_does_not_wait_long_for_a_dead_host_and_machines_cleans_it_later(
+    tmp_path: Path,
+) -> None:
+    with fleet(tmp_path / "fleet", 2) as hosts:
+        folder = tmp_path / "f"
+        folder.mkdir()
+        command = f"test $EVALFLEET_TASK_ID = t_1 || until [ -e {tmp_path}/go ]; do sleep 0.05; done"
+        (folder / "b.toml").write_text(
+            'name = "b"\ntasks = [{id = "t_1"}, {id = "t_2"}]\nscore_from = "exit_code"\n'
+            f"command = {json.dumps(['sh', '-c', command])}\n"
+        )
+        keys = "".join(f"{key} = {json.dumps(value)}\n" for key, value in hosts.settings().items())
+        (folder / "evalfleet.toml").write_text(f'[places.lab]\nkind = "ssh"\n{keys}')
+        desk = Desk(folder, folder / "results")
+        run = desk.start("run", "b.toml", "--on", "lab", "--workers", "2", "--name", "r")
+        until(lambda: "[1/2] t_1" in run.said, lambda: f"a score: {run.said}")
+        until(lambda: sum(host.ours.exists() for host in hosts.hosts) == 2, "both hosts to be taken")
+        host = next(host for host in hosts.hosts if f"t_1 on {host.name}:" in run.said)
+        host.stop()
+        (tmp_path / "go").touch()
+        ended = time.monotonic()
+        done = run.wait()
+        assert (done.code, time.monotonic() - ended < 60 * slowness()) == (0, True), done
+        assert "`evalfleet machines` removes what is left there" in done.err
+        assert "costs" not in done.out.partition("the run is over")[0]
+        host.start()
+        until(lambda: "nothing of ours exists" in desk.say("machines"), "the host to be cleaned")
+        assert not [*host.home.iterdir()]
+
+
 async def test_what_a_task_left_in_the_home_of_a_lent_host_is_told(
     hosts: Fleet, caplog: pytest.LogCaptureFixture
 ) -> None:

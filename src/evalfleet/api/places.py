@@ -163,8 +163,9 @@ async def machines(
                     refused = local.refused.get(each.machine, "") if each.home == local.home_id else ""
                     found.append(FoundBelonging(name, each, own, why, each.kept_by or refused))
             elif isinstance(place, LeavesRemains) and place.remains():
-                await place.list("")  # somebody may have finished it by hand
-                found += [FoundBelonging(name, each, True, "", each.kept_by) for each in place.remains()]
+                await place.list("")  # hosts that answer again are cleaned; somebody may have done it by hand
+        if isinstance(place, LeavesRemains):  # it was closed when that was done
+            found += [FoundBelonging(name, each, True, "", each.kept_by) for each in place.remains()]
     return found
 
 

@@ -208,7 +208,9 @@ def _pace(state: RunState, now: Micros) -> Row:
     speed = per_minute(state, now)
     row.append((_speed(speed) if speed else "no task scored lately", "" if speed else "dim"))
     left_s = eta_s(state, now)
-    if left_s is not None:
+    if left_s == 0.0 and state.ended_at is None:
+        row.append((", machines are being deleted", ""))
+    elif left_s is not None:
         row.append((f", about {whole_duration(left_s)} left", ""))
         if left_s and (likely := eta_range_s(state, now)) is not None:
             row.append((f" ({whole_duration(likely[0])} to {whole_duration(likely[1])})", "dim"))

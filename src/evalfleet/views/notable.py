@@ -186,8 +186,9 @@ def _by_its_place(state: RunState, record: ev.Record) -> Notice | None:
             text = f"{_name(state, machine)} is stopped and keeps its disk: {clean(detail)}"
             return Notice(record.at, "trouble", text, good=False)
         case ev.MachineDeleteRefused(machine, detail):
-            hourly = usd(machine_hourly_usd(state.machines[machine], record.at))
-            text = f"{_name(state, machine)} cannot be deleted, and costs {hourly} an hour until it is"
+            hourly = machine_hourly_usd(state.machines[machine], record.at)
+            costs = f", and costs {usd(hourly)} an hour until it is" if hourly else ""
+            text = f"{_name(state, machine)} cannot be deleted{costs}"
             return Notice(record.at, "trouble", f"{text} (this waits for it): {clean(detail)}", good=False)
         case _:
             return None

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 LONGEST_WAIT_S = 30.0
 LOOK_S = 2.0
+DEBT_S = 10.0
+"""The longest wait, at the end, for hosts that answer again and are being cleaned."""
 LAST_ANSWER_S = 3.0
 """So long after the last answer of a host the others are awaited, before we go on without them."""
 FRESH_S = 7.0
@@ -51,6 +53,11 @@ def by_hand(held: HostLease) -> str:
         f"{held.host} keeps ~/{held.left}, which cannot be removed or is made again, and gets no machine "
         f"until it is gone; by hand: ssh {at} {shlex.quote(command)}"
     )
+
+
+def owed(held: HostLease) -> str:
+    """Return what becomes of a machine whose host did not answer when it was deleted."""
+    return f"{held.host} did not answer; `evalfleet machines` removes it once it does"
 
 
 def plain(text: str, cap: int = NAME_CAP) -> str:
@@ -459,6 +466,8 @@ class HostFleet:
         return PlaceError("; ".join([free, *self.troubles(), *said]), transient=True, retry_after_s=wait_s)
 
     async def close(self) -> None:
+        if self._debts:
+            await asyncio.wait(self._debts.values(), timeout=DEBT_S)
         for task in (*self._debts.values(), *self._looks.values(), *self._late):
             task.cancel()
         await asyncio.gather(*(host_home.host.close() for host_home in self.homes.values()))

@@ -33,7 +33,7 @@ from evalfleet.ports import Belonging, Channel, Check, Dialled, Fence, HostKey, 
 from evalfleet.version import install_command
 
 from .examination import LONGEST_ASIDE_S, SWITCH_ON, examine_host, host_key, write_down
-from .fleet import NO_ANSWER, HostFleet, by_hand, plain, trusting
+from .fleet import NO_ANSWER, HostFleet, by_hand, owed, plain, trusting
 from .records import Records
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class SshSettings(Struct, frozen=True, forbid_unknown_fields=True):
     max_per_host: Annotated[int, Meta(ge=1, description="machines a host")] = 1
     gone_after_s: Annotated[
         float, Meta(ge=0, description="a deleted machine counts as gone when its host was silent for so long")
-    ] = 120.0
+    ] = 15.0
     set_aside_s: Annotated[
         float,
         Meta(
@@ -291,8 +291,8 @@ class SshPlace:
             await self._fleet.remove(held)
         except NO_ANSWER as err:
             if not held.deleting:
-                later = "what is left there is removed when it answers; a run that is over waits for that"
-                log.warning("%s: %s for up to %g s", err, later, self._settings.gone_after_s)
+                later = "it is asked again for %g s; later, `evalfleet machines` removes what is left there"
+                log.warning(f"%s: {later}", err, self._settings.gone_after_s)
             raise MachineUnavailable(machine, str(err)) from err
 
     async def stop(self, machine: MachineId) -> None:
@@ -320,12 +320,14 @@ class SshPlace:
         return openssh(host, access, command)
 
     def remains(self) -> Sequence[Belonging]:
-        """What could not be removed from hosts, by this home's records, and how to finish by hand."""
+        """What was not removed from hosts, by this home's records, and how to finish that."""
         return [
             Belonging(
-                held.machine, self._context.home_id, "", held.host, None, (held.left,), kept_by=by_hand(held)
+                *(held.machine, self._context.home_id, "", held.host, None),
+                tuple(filter(None, (held.left,))),
+                kept_by=by_hand(held) if held.left else owed(held),
             )
-            for held in self._records.left()
+            for held in self._records.owed()
         ]
 
     async def dial(self, machine: Machine, port: int) -> Dialled:

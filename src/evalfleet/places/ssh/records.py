@@ -93,6 +93,11 @@ class Records:
         self._load()
         return [held for held in self._held.values() if held.left]
 
+    def owed(self) -> list[HostLease]:
+        """Return the machines that were deleted, and are not known to be gone from their hosts."""
+        self._load()
+        return [held for held in self._held.values() if held.deleting]
+
     def unwanted(self, held: HostLease) -> None:
         if not held.deleting:
             self._write(msgspec.structs.replace(held, deleting=True))

@@ -193,7 +193,8 @@ def notes(state: RunState, live: bool) -> list[str]:
         for each in refusals(state)
     ]
     found += [
-        f"{clean(machine.name)} cannot be deleted, and costs on until it is: {clean(machine.delete_refused)}"
+        f"{clean(machine.name)} cannot be deleted"
+        f"{', and costs on until it is' * (machine.offer.usd_per_hour > 0)}: {clean(machine.delete_refused)}"
         for machine in (state.machines[m] for m in state.undeleted)
         if machine.delete_refused
     ]
