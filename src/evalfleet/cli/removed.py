@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 _DRAIN = "`evalfleet drain RUN MACHINE` gives the machine up, and another one takes its place"
+_IGNORED = "HAL ignores it: leave it out"
 VERBS: dict[str, str] = {
     "du": "use `evalfleet ls --size`",
     "rm": "use `evalfleet gc RUN`",
@@ -30,6 +31,15 @@ FLAGS: dict[tuple[str, str], str] = {
     ("reap", "--install"): "call `evalfleet reap` from your own crontab or workflow; see docs/unattended.md",
     ("reap", "--uninstall"): "remove the line that calls `evalfleet reap` with `crontab -e`",
     ("plan", "--review"): "`evalfleet show RUN` prints what a run took and cost",
+    ("hal-eval", "-B"): _IGNORED,
+    ("hal-eval", "-I"): _IGNORED,
+    ("hal-eval", "--config"): _IGNORED,
+    ("hal-eval", "--upload"): "hal-upload, HAL's own, uploads the tree that a run leaves",
+    ("hal-eval", "--no-download-environment"): "leave it out: what was only sent never comes back",
+    ("hal-eval", "--conda_env_name"): "use `--set agent_python=PATH` with that environment's Python",
+    ("hal-eval", "--vm"): "use --on PLACE; `evalfleet places` lists places",
+    ("hal-eval", "--ignore_errors"): "use `evalfleet resume RUN --only ungraded`",
+    ("hal-eval", "--agent_version"): "use `--set agent_version=TEXT`",
     ("run", "--workflow"): "copy the workflow in docs/unattended.md",
 }
 

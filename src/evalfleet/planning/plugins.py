@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any, Literal, TypeVar, get_origin, get_type_hints
 
@@ -72,8 +72,6 @@ class PlaceKind:
     """How long it takes, about, until a machine is ready."""
     changeable: tuple[str, ...] = ()
     """Settings that may change while machines live: they are read from evalfleet.toml anew."""
-    foreign_variables: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Environment variables of other programs that make such machines -> the settings that they stand for."""
     extra: str = ""
     """The extra of evalfleet that brings what it needs."""
     registry_settings: tuple[str, ...] = ()

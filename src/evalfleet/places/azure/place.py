@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Awaitable, Callable, Sequence
 
 from msgspec import structs
 
@@ -53,11 +52,6 @@ class AzurePlace(VmPlace[Vm, GroupSnapshot]):
     """Virtual machines of Azure, made for us, stopped by Azure itself at their expiry, deleted after use."""
 
     Settings = AzureSettings
-    foreign_variables: ClassVar[Mapping[str, str]] = {
-        "AZURE_SUBSCRIPTION_ID": "subscription",
-        "AZURE_RESOURCE_GROUP_NAME": "resource_group",
-        "AZURE_LOCATION": "regions",
-    }
     extra = "azure"
     registry_settings = ("resource_group",)
     machine_s = 300.0

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Awaitable, Callable, Sequence
 
 from evalfleet.errors import MachineUnavailable, PlaceError, RequestError
 from evalfleet.model import Machine, MachineId, Needs, Offer
@@ -39,11 +38,6 @@ class GcePlace(VmPlace[Instance, ProjectSnapshot]):
     """Virtual machines of Google's Compute Engine, made for us, deleted by Google itself at their limit."""
 
     Settings = GceSettings
-    foreign_variables: ClassVar[Mapping[str, str]] = {
-        "GCP_PROJECT_ID": "project",
-        "GCP_ZONE": "zones",
-        "GCP_REGION": "regions",
-    }
     extra = "gcp"
     registry_settings = ("project",)
     machine_s = 120.0
