@@ -1,4 +1,4 @@
-"""The resident supervisor of one machine: starts jobs, watches them, tells controllers how they end.
+"""The resident supervisor of one machine. It starts jobs, watches them, and reports how they end.
 
 Stdlib only, Python 3.8 and later: it runs on hosts with the Python they have, as this folder or as the one
 file that `evalfleet.channels.program` makes of it. `python -I -S supervisor DIR` returns once a supervisor

@@ -25,7 +25,7 @@ CHUNK = 1 << 20
 
 
 def content(path: str) -> list[Any]:
-    """[SHA-256, whether its owner can execute it]; of what is no regular file, something no file has."""
+    """Return [SHA-256, whether its owner can execute it]. No regular file gives what no file has."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     except OSError:
@@ -45,19 +45,20 @@ def content(path: str) -> list[Any]:
 
 
 def look(path: str) -> tuple[int, ...]:
-    """What changes whenever a file's content does: nobody but the kernel writes its last part."""
+    """Return what changes whenever a file's content does. Only the kernel writes its last part."""
     about = os.lstat(path)
     return about.st_ino, about.st_mode, about.st_size, about.st_mtime_ns, about.st_ctime_ns
 
 
 def has_bundle(digest: str) -> bool:
+    """Return True if a bundle is here. Raises ValueError for what is no name."""
     if "/" in digest or digest.startswith(".") or digest.endswith(".tmp") or not digest:
         raise ValueError(f"no name for a bundle: {digest}")
     return os.path.isdir("bundles/" + digest)
 
 
 def unpack_bundle(digest: str, chunks: Iterable[bytes]) -> None:
-    """Under its own name a bundle is whole. Raises OSError."""
+    """Make a bundle of a parcel. It gets its name once it is whole. Raises OSError."""
     partial = f"bundles/{digest}-{os.getpid()}.tmp"
     os.mkdir(partial)
     unpacker = Unpacker(partial, shares=True)
@@ -78,7 +79,7 @@ def unpack_bundle(digest: str, chunks: Iterable[bytes]) -> None:
 
 
 def folder_of(name: str) -> str:
-    """Return where a bundle is; empty for none. `*` is the one that was prepared last, if any."""
+    """Return the folder of a bundle. It is empty for no bundle, and `*` is the one that was prepared last."""
     if name == "*":
         with os.scandir("bundles") as entries:
             prepared = [
@@ -94,7 +95,8 @@ def folder_of(name: str) -> str:
 
 
 def more_folders(spec: dict[str, Any]) -> list[str]:
-    """Where the bundles are that a job has beside its benchmark's; a later one hides what others have."""
+    """Return the folders of the bundles that a job has beside its benchmark's. A later one hides what others
+    have."""
     names = (str(spec.get(key) or "") for key in ("task_bundle", "score_bundle"))
     return ["bundles/" + name for name in names if name and has_bundle(name)]
 
@@ -124,7 +126,7 @@ class Bundles:
     # -- what jobs are given ---------------------------------------------------------------------
 
     def link(self, folder: str, work: str, over: bool = False) -> None:
-        """Link what is in a bundle's folder; `over`: also where something else of that name is linked."""
+        """Link what is in a bundle's folder. With `over`, replace links of the same name."""
         changed = os.stat(folder).st_mtime_ns
         entries = self._entries.get(folder)
         if entries is None or entries[0] != changed:
@@ -141,8 +143,8 @@ class Bundles:
             _open_up(folder)
             self._opened.add(folder)
 
-    def close_up(self) -> None:
-        """Set-up has made files in some bundle, which are to be opened up."""
+    def forget_opened(self) -> None:
+        """Open bundles up again when they are next used: set-up has made files in one."""
         self._opened.clear()
 
     # -- whether they are as they must be --------------------------------------------------------
@@ -162,7 +164,7 @@ class Bundles:
         return self._keep(bundle, origin, expected, shared)
 
     def renew(self, bundle: str) -> None:
-        """Set-up has run: what it made of the files is what they must be from now on."""
+        """Record what set-up made of the files: that is what they must be from now on."""
         record = self._record(bundle)
         if record is not None:
             now = {name: content(f"bundles/{bundle}/{name}") for name in record["files"]}
@@ -177,13 +179,13 @@ class Bundles:
         for name, expected in record["files"].items():
             path = f"bundles/{bundle}/{name}"
             try:
-                seen = look(path)
+                appearance = look(path)
             except OSError:
                 return str(name)
-            if looks.get(name) != seen:
+            if looks.get(name) != appearance:
                 if content(path) != expected:
                     return str(name)
-                looks[name] = seen
+                looks[name] = appearance
         return ""
 
     def found(self, files: dict[str, Any]) -> dict[str, str]:
@@ -192,12 +194,12 @@ class Bundles:
             self._holders = {}
             for bundle in os.listdir(FOLDER) if os.path.isdir(FOLDER) else ():
                 self._note_holder(bundle)
-        found: dict[str, str] = {}
+        places: dict[str, str] = {}
         for name, expected in files.items():
             path = (self._holders or {}).get(json.dumps(expected), "")
             if path and os.path.isfile(path) and not os.path.islink(path):
-                found[name] = path
-        return found
+                places[name] = path
+        return places
 
     def _note_holder(self, bundle: str) -> None:
         record = self._record(bundle)

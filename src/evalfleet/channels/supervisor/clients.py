@@ -24,7 +24,7 @@ LATE_S = 0.1
 
 
 class Client:
-    """One connection. `known` is set once it has shown the machine's key, `run` once it said hello."""
+    """A connection. `known` is set once it has shown the machine's key, `run` once it said hello."""
 
     __slots__ = ("closing", "epoch", "inbox", "known", "outbox", "run", "sock", "writing")
 
@@ -56,7 +56,9 @@ class Clients:
         sock.setblocking(False)
         client = Client(sock)
         self.all.add(client)
-        self._strangers = [each for each in self._strangers if each in self.all and not each.known]
+        self._strangers = [
+            stranger for stranger in self._strangers if stranger in self.all and not stranger.known
+        ]
         self._strangers.append(client)
         if len(self._strangers) > MOST_STRANGERS:
             self.drop(self._strangers.pop(0))
@@ -89,7 +91,7 @@ class Clients:
 
     @property
     def listening(self) -> bool:
-        """Is there anybody to push to?"""
+        """Return True if some connection said hello, so that it is pushed to."""
         return any(client.run is not None for client in self.all)
 
     def push(self, message: dict[str, Any]) -> None:

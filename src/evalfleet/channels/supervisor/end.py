@@ -76,13 +76,13 @@ class Ender:
     # -- asked for -------------------------------------------------------------------------------
 
     def ask(self, job: HostJob, why: str, grace: float) -> None:
-        """Ask a job to end; the watch kills it after the grace."""
+        """Ask a job to end. The watch kills it after the grace."""
         self.note_why(job, why)
         job.kill_at = job.due = time.monotonic() + grace
         self.signal(job, signal.SIGTERM)
 
     def note_why(self, job: HostJob, why: str) -> None:
-        """Why it ends, also for a successor, should we not see its end."""
+        """Record why a job ends, also for a successor, should this process not see its end."""
         job.why = why
         with contextlib.suppress(OSError):
             write_atomic(job.path + "/why", why)
@@ -145,7 +145,7 @@ class Ender:
     def _finish(self, job: HostJob) -> None:
         job.end()
         if job.in_bundle:
-            self._bundles.close_up()
+            self._bundles.forget_opened()
         self.live.pop(job.id, None)
         with contextlib.suppress(OSError):
             job.log.finish()
@@ -195,7 +195,7 @@ class Ender:
         return gone
 
     def _kill_children(self, until: float) -> None:
-        """All that is left below us, also what bears no mark: as children die, theirs become ours."""
+        """Kill all that is left below this process, marked or not. As children die, theirs become ours."""
         while time.monotonic() < until:
             reap_all()
             kids = read_file(f"/proc/self/task/{os.getpid()}/children")

@@ -23,7 +23,7 @@ OWNER_CAP = 1000
 
 
 def read(path: str, most: int = 1 << 16) -> str:
-    """The beginning of a file; empty if it cannot be read."""
+    """Return the beginning of a file; empty if it cannot be read."""
     try:
         with open(path, errors="replace") as file:
             return file.read(most)
@@ -32,7 +32,7 @@ def read(path: str, most: int = 1 << 16) -> str:
 
 
 def cpus() -> float:
-    """How many CPUs a process may use: a container may be given less than the host has."""
+    """Return how many CPUs a process may use. A container may be given less than the host has."""
     count = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     quota = read("/sys/fs/cgroup/cpu.max").split()
     if len(quota) == 2 and quota[0].isdigit() and int(quota[1]) > 0:
@@ -47,15 +47,15 @@ def memory_gb() -> float:
 
 
 def disk_gb() -> float:
-    """What may still be written to the user's home."""
+    """Return the GB that may still be written to the user's home."""
     disk = os.statvfs(".")
     return disk.f_bavail * disk.f_frsize / GIB
 
 
 def gpus() -> list[str]:
-    """NVIDIA's by their names; by their devices where the tool is missing."""
+    """Return the names of NVIDIA's GPUs, or a word for each device where the tool is missing."""
     try:
-        told = subprocess.run(
+        listing = subprocess.run(
             ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"],
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -63,10 +63,12 @@ def gpus() -> list[str]:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
-        told = None
-    if told is None or told.returncode != 0:
+        listing = None
+    if listing is None or listing.returncode != 0:
         return ["GPU" for _ in glob.glob("/dev/nvidia[0-9]*")]
-    return [line.strip()[:80] for line in told.stdout.decode("utf-8", "replace").splitlines() if line.strip()]
+    return [
+        line.strip()[:80] for line in listing.stdout.decode("utf-8", "replace").splitlines() if line.strip()
+    ]
 
 
 def seconds_to(expiry: dict[str, Any]) -> float:
@@ -95,7 +97,7 @@ def holders() -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    told = {
+    facts = {
         "user": pwd.getpwuid(os.geteuid()).pw_name,
         "python": ".".join(map(str, sys.version_info[:3])),
         "cpus": cpus(),
@@ -106,7 +108,7 @@ def main() -> None:
         "writable": os.access(".", os.W_OK | os.X_OK),
         "held": holders(),
     }
-    print(json.dumps(told))
+    print(json.dumps(facts))
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def sha256(data: bytes) -> str:
 
 
 def job_name(id: str) -> str:
-    """One file name for any id, as `evalfleet.names.safe_name` makes it."""
+    """Return one file name for any id, as `evalfleet.names.safe_name` makes it."""
     if _PLAIN_NAME.fullmatch(id):
         return id
     if not id:
@@ -59,7 +59,7 @@ def job_name(id: str) -> str:
 
 
 def read_file(path: str, cap: int = -1) -> bytes | None:
-    """The content; None if there is no such regular file, or it is longer than the cap."""
+    """Return the content; None if there is no such regular file, or it is longer than the cap."""
     try:
         # the file may be a job's making: a fifo must not block us, a link not lead us away
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
@@ -95,16 +95,16 @@ def write_atomic(path: str, text: str, durable: bool = False) -> None:
 
 
 def read_key(directory: str = ".") -> str:
-    """The machine's key; empty where a supervisor of an earlier version has made none."""
+    """Return the machine's key; empty where a supervisor of an earlier version has made none."""
     key = (read_file(f"{directory}/{KEY}", KEY_CAP) or b"").strip()
     return key.decode() if not key.strip(b"0123456789abcdef") else ""
 
 
 def make_key(directory: str = ".", key: str = "") -> str:
-    """The machine's key: the one that it has; else the given one, or a new one, which is kept from now on."""
-    known = read_key(directory)
-    if known:
-        return known
+    """Return the machine's key. If it has none, it gets the given one, or a new one."""
+    existing = read_key(directory)
+    if existing:
+        return existing
     partial = f"{directory}/{KEY}.{os.getpid()}"
     with contextlib.suppress(FileNotFoundError):
         os.unlink(partial)

@@ -46,7 +46,7 @@ class FileFollower:
 
 
 class Followers:
-    """What is followed here. `tick` is to be called when it is `due`; it takes a moment, whatever grows."""
+    """The files that are followed. `tick` is to be called when it is `due`. It takes a moment."""
 
     def __init__(self, clients: Clients) -> None:
         self.due = NEVER
@@ -75,7 +75,7 @@ class Followers:
         self.due = now + (BUSY_S if busy else LOOK_S) if self._all else NEVER
 
     def _send(self, follower: FileFollower) -> bool:
-        """Is there likely to be more?"""
+        """Send the next piece. Returns True if there is likely to be more."""
         ended = follower.job.reason is not None  # before it is read: what comes after that is nobody's
         offset, data = follower.read()
         full = len(data) == PIECE

@@ -1,4 +1,4 @@
-"""What a job that grades another is given: the other's files, without what could lead it astray.
+"""The files of a graded job, made ready for the job that grades it: without what could lead that one astray.
 
 All processes of the graded job are gone by then. Its links, pipes, sockets and devices are kept aside while
 it is graded: an answer that is a link to what the grader expects must not be right. Where jobs are users of
@@ -20,17 +20,13 @@ MOST = 1_000_000
 
 
 class Grading:
-    """The graded job's folder, where what is kept aside goes, and the two users; -1: the supervisor's."""
+    """A graded job's folder, the folder for what is kept aside, and the two users. -1 is the supervisor's."""
 
     def __init__(self, folder: str, aside: str, owner: int, grader: int) -> None:
         self.folder = folder
         self.aside = aside
         self.owner = owner
         self.grader = grader
-
-    def told(self) -> list[str | int]:
-        """What makes one like this."""
-        return [self.folder, self.aside, self.owner, self.grader]
 
     def environ(self) -> dict[str, str]:
         return {"EVALFLEET_GRADED_OUT": self.folder + "/out", "EVALFLEET_GRADED_WORK": self.folder + "/work"}
@@ -43,7 +39,7 @@ class Grading:
         return os.path.isdir(path) and not os.path.islink(path)
 
     def prepared(self) -> Callable[[], None]:
-        """Make the files ready for the grader; returns how to put back what was kept aside."""
+        """Make the files ready for the grader. Returns a call that puts back what was kept aside."""
         moved: list[tuple[str, str]] = []
         os.makedirs(self.aside, mode=0o700, exist_ok=True)
         left = MOST

@@ -52,7 +52,7 @@ CLOCK = HostClock()
 
 
 def expiry_in(seconds: float, clock: HostClock = CLOCK) -> dict[str, Any]:
-    """What to keep of a moment so many seconds from now, for whoever looks after a restart or a reboot."""
+    """Return what to keep of a moment so many seconds from now. It is read after a restart or a reboot."""
     return {
         "steady": clock.steady() + seconds,
         "wall": clock.wall() + seconds,
@@ -83,7 +83,7 @@ def seconds_to(expiry: dict[str, Any], clock: HostClock = CLOCK, left: float = f
 
 
 def time_left(expiry: dict[str, Any], folder: str) -> float:
-    """Seconds until a machine expires; its folder tells what its supervisor last knew of that."""
+    """Return the seconds until a machine expires. Its folder holds what its supervisor last knew of that."""
     left = float("inf")
     with contextlib.suppress(ValueError, KeyError, TypeError):
         left = float(json.loads(read_file(folder + "/beat.json") or b"{}")["life"])
@@ -100,6 +100,7 @@ def cpu_times() -> tuple[float, float]:
 
 
 def memory_used() -> float:
+    """Return the share of the memory in use; 0 where the host does not show it."""
     fields = dict(
         line.split(b":") for line in (read_file("/proc/meminfo") or b"").splitlines() if b":" in line
     )
@@ -141,7 +142,7 @@ class ContainerEngine:
         self._link: socket.socket | None = None
 
     def containers(self) -> int | None:
-        """How many run, as it answered; `DOWN` if it did not; None if there is none, or nothing is known."""
+        """Return how many run. `DOWN`: it did not answer. None: no engine, or nothing is known yet."""
         asked = self._link is not None
         answer = self._answer()
         if not os.path.exists(self._pid):
@@ -180,13 +181,13 @@ class ContainerEngine:
 
 
 class LoadMeter:
-    """How busy the host has been since the last beat."""
+    """A meter of how busy the host has been since the last beat."""
 
     def __init__(self) -> None:
         self._engine = ContainerEngine()
         self._cpu, self._network, self._at = cpu_times(), network_bytes(), time.monotonic()
 
-    def told(self) -> dict[str, Any]:
+    def measured(self) -> dict[str, Any]:
         """Shares of CPU, memory and disk in use, bytes a second, and containers that run, if known."""
         (busy, total), network, now = cpu_times(), network_bytes(), time.monotonic()
         share = (busy - self._cpu[0]) / max(total - self._cpu[1], 1e-9)
@@ -210,12 +211,12 @@ FOLDER = "/run/cloud-init"
 
 
 def cloud_init(folder: str = FOLDER) -> dict[str, Any]:
-    """`cloud_init`: running or done, and how long it took; empty where there is none."""
+    """Return `cloud_init` (running or done) and how long it took. Empty where there is no cloud-init."""
     if not os.path.isdir(folder) or os.path.exists(folder + "/disabled"):
         return {}
     stages = stages_of(folder + "/status.json")
-    begun = [float(each["start"]) for each in stages if each.get("start")]
-    ended = [float(each["finished"]) for each in stages if each.get("finished")]
+    begun = [float(stage["start"]) for stage in stages if stage.get("start")]
+    ended = [float(stage["finished"]) for stage in stages if stage.get("finished")]
     if not os.path.exists(folder + "/result.json"):
         return {"cloud_init": "running"} if stages else {}
     seconds = round(max(ended) - min(begun), 3) if begun and ended else 0.0
@@ -224,7 +225,7 @@ def cloud_init(folder: str = FOLDER) -> dict[str, Any]:
 
 def stages_of(path: str) -> list[dict[str, Any]]:
     try:
-        found: Any = json.loads(read_file(path) or b"{}")["v1"]
-        return [each for each in found.values() if isinstance(each, dict)]
+        stages: Any = json.loads(read_file(path) or b"{}")["v1"]
+        return [stage for stage in stages.values() if isinstance(stage, dict)]
     except (ValueError, KeyError, TypeError, AttributeError):
         return []

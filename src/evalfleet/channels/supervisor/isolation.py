@@ -76,7 +76,7 @@ class HostIsolation:
 
     @property
     def why_not(self) -> str:
-        """Why jobs cannot be kept apart; empty if they can."""
+        """Return why jobs cannot be kept apart; empty if they can."""
         if self._why_not is None:
             self._why_not = self._obstacle()
             if not self._why_not:
@@ -103,7 +103,7 @@ class HostIsolation:
         return "it allows no mount namespaces" if os.waitpid(pid, 0)[1] else ""
 
     def words(self) -> str:
-        """What an isolated job has here, for people."""
+        """Return what an isolated job has here, for people."""
         has = ["own user", "own /tmp"]
         has += ["own cgroup"] if self.groups else []
         limits = [name for name in ("pids", "memory") if name in self.groups]
@@ -111,7 +111,7 @@ class HostIsolation:
 
 
 def closed_folder(home: str) -> str:
-    """The first folder on the way to `home` that other users may not enter."""
+    """Return the first folder on the way to `home` that other users may not enter."""
     path = "/"
     for part in home.strip("/").split("/"):
         path = os.path.join(path, part)
@@ -121,7 +121,7 @@ def closed_folder(home: str) -> str:
 
 
 def new_uid() -> int:
-    """One that nobody has had, but for a chance in many millions."""
+    """Return a user id that nobody has had, but for a chance in many millions."""
     first, count = FIRST_UID, UIDS
     lines = (read_file("/proc/self/uid_map") or b"").split()
     if len(lines) == 3 and int(lines[2]) < FIRST_UID + UIDS:
@@ -154,7 +154,7 @@ def machine_groups(name: str) -> dict[str, str]:
 
 
 def cgroup_mounts() -> Iterable[tuple[str, str, list[str]]]:
-    """(where, kind, options) of each."""
+    """Return (folder, kind, options) of each mounted tree of control groups."""
     for line in _text("/proc/self/mountinfo").splitlines():
         before, _, after = line.partition(" - ")
         kind, _, options = after.split(" ", 2)
@@ -163,7 +163,7 @@ def cgroup_mounts() -> Iterable[tuple[str, str, list[str]]]:
 
 
 def _machine_group(point: str, own: str, name: str) -> str:
-    """Below our own group, so that what bounds us bounds the jobs; systemd's own are left alone."""
+    """Make a group below our own, so that what bounds us bounds the jobs. Those of systemd are left alone."""
     base = point + own.rstrip("/")
     if not os.path.isdir(base) or own.endswith((".scope", ".service")):
         base = point
@@ -183,7 +183,7 @@ def remove_groups(tops: Iterable[str]) -> None:
 
 
 def _remove_group(path: str) -> None:
-    """A group can be removed once the last of its killed processes is gone; one that stays is left."""
+    """Remove a group once the last of its killed processes is gone. One that stays is left."""
     until = time.monotonic() + REMOVE_S
     while os.path.isdir(path) and time.monotonic() < until:
         kill_group(path)
@@ -194,7 +194,7 @@ def _remove_group(path: str) -> None:
 
 
 def kill_group(path: str) -> bool:
-    """SIGKILL to all in a group. False: there was nobody."""
+    """Send SIGKILL to all in a group. Returns False if there was nobody."""
     events = path + "/cgroup.events"
     if "populated 0" in _text(events):
         return False  # to kill waits for whoever just joins another group
@@ -210,7 +210,7 @@ def kill_group(path: str) -> bool:
 
 
 def kill_user(uid: int) -> bool:
-    """SIGKILL to all processes of a user at once: none can fork away meanwhile. False: there was none."""
+    """Send SIGKILL to all processes of a user at once: none can fork away. Returns False for none."""
     if not processes_of(uid):
         return False
     pid = os.fork()
@@ -225,18 +225,18 @@ def kill_user(uid: int) -> bool:
 
 
 def processes_of(uid: int) -> list[int]:
-    """All that live of a user's; one that has ended and was not reaped yet does not."""
-    found: list[int] = []
+    """Return the processes of a user that live. One that has ended and was not reaped yet does not."""
+    pids: list[int] = []
     for name in os.listdir("/proc"):
         with contextlib.suppress(OSError):
             mine = name.isdigit() and os.stat("/proc/" + name).st_uid == uid
             if mine and birth(int(name)) is not None:
-                found.append(int(name))
-    return found
+                pids.append(int(name))
+    return pids
 
 
 def host_memory() -> int:
-    """The bytes of memory that the host has."""
+    """Return the bytes of memory that the host has."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
@@ -268,8 +268,8 @@ class Box:
 
     @classmethod
     def make(cls, host: HostIsolation, processes: int, memory_bytes: int) -> Box:
-        """A user and groups that no job has had, with so many processes and so much memory; 0: as much as any
-        job may have. Raises OSError."""
+        """Make a user and groups that no job has had, with so many processes and so much memory. 0: as
+        much as any job may have. Raises OSError."""
         uid = new_uid()
         box = cls(uid, [f"{top}/{uid}" for top in dict.fromkeys(host.groups.values())])
         for group in box.groups:
@@ -280,25 +280,25 @@ class Box:
         return box
 
     @classmethod
-    def restored(cls, told: dict[str, Any] | None) -> Box | None:
-        """From a job's own job.json, which an earlier version, or a job of root's, may have written."""
-        if not told or int(told["uid"]) < FEW_UIDS:
+    def restored(cls, record: dict[str, Any] | None) -> Box | None:
+        """Return the box in a job.json, which an earlier version, or a job of root's, may have written."""
+        if not record or int(record["uid"]) < FEW_UIDS:
             return None
-        groups = [str(path) for path in told["groups"]]
-        return cls(int(told["uid"]), [path for path in groups if f"/{GROUP}" in path and ".." not in path])
+        groups = [str(path) for path in record["groups"]]
+        return cls(int(record["uid"]), [path for path in groups if f"/{GROUP}" in path and ".." not in path])
 
-    def told(self) -> dict[str, Any]:
+    def record(self) -> dict[str, Any]:
         return {"uid": self.uid, "groups": self.groups}
 
     def kill(self) -> bool:
-        """SIGKILL to all that the job has forked, wherever it went. False: nothing of it lives."""
+        """Send SIGKILL to all that the job has forked, wherever it went. Returns False if nothing lives."""
         first = self.groups[0] if self.groups else ""
         if first and os.path.exists(first + "/cgroup.kill"):
             return kill_group(first)
         return kill_user(self.uid)
 
     def remove(self) -> bool:
-        """False: some group cannot be removed yet."""
+        """Remove the groups. Returns False if some group cannot be removed yet."""
         gone = True
         for group in self.groups:
             try:

@@ -1,4 +1,4 @@
-"""One job: what was asked, how it goes, how it ended."""
+"""A job: its orders, its state while it lives, and its end."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ class HostJob:
 
     @property
     def settling(self) -> bool:
-        """Its wrapper is gone; what the job left behind is being ended."""
+        """Return True if its wrapper is gone, and what the job left behind is being ended."""
         return self.settle_until < NEVER
 
     @property
     def in_doubt(self) -> bool:
-        """Its command has ended, and whether that was an eviction may become known yet."""
+        """Return True if its command has ended, and it may yet turn out that this was an eviction."""
         return self.settling and self.doubt_until > 0.0 and self.why is None
 
     def run_from(self, started: float) -> None:
@@ -77,7 +77,7 @@ class HostJob:
             return None
 
     def unwatched_seconds(self) -> float:
-        """How long it ran, when it ended while nobody watched: by the wall clock, which may have been set."""
+        """Return how long it ran, if it ended unwatched. By the wall clock, which may have been set."""
         try:
             seconds = os.stat(self.path + "/exit").st_mtime - os.stat(self.path + "/pid").st_mtime
         except OSError:
@@ -88,16 +88,16 @@ class HostJob:
         self.reason = self.why or ("lost" if self.code is None else "exited")
 
     def pulse(self, now: float) -> dict[str, Any]:
-        """How it is going; of set-up, which may take an hour, also what it says."""
-        told: dict[str, Any] = {"seconds": round(now - self.started, 1), "log_bytes": self.log.size()}
+        """Return its seconds and the size of its log. For set-up, which may last, also its last line."""
+        pulse: dict[str, Any] = {"seconds": round(now - self.started, 1), "log_bytes": self.log.size()}
         if self.in_bundle:
-            told["said"] = self.log.last_line()
+            pulse["said"] = self.log.last_line()
         if self.metered:
-            told["calls_bytes"] = file_size(f"{self.path}/meter/{CALLS}")  # it grows as calls begin and end
-        return told
+            pulse["calls_bytes"] = file_size(f"{self.path}/meter/{CALLS}")  # it grows as calls begin and end
+        return pulse
 
     def result_bytes(self) -> int:
-        """The size of a result.json, which may be too large to be told."""
+        """Return the size of a result.json, which may be too large to be sent."""
         for name in ("/out/result.json", "/result.json"):
             try:
                 about = os.lstat(self.path + name)
@@ -107,28 +107,28 @@ class HostJob:
         return 0
 
     def how(self) -> dict[str, Any]:
-        """How it ended, with its result: what a controller is told."""
-        told: dict[str, Any] = {"job": self.id, "reason": self.reason, "seconds": round(self.seconds, 3)}
+        """Return how it ended, with its result, for a controller."""
+        ending: dict[str, Any] = {"job": self.id, "reason": self.reason, "seconds": round(self.seconds, 3)}
         if self.code is not None:
-            told["exit_code"] = self.code
+            ending["exit_code"] = self.code
         # a collected job's out/ has moved; its result stays here until it is forgotten
         result = read_file(self.path + "/out/result.json", RESULT_CAP)
         if result is None:
             result = read_file(self.path + "/result.json", RESULT_CAP)
         if result is not None:
             try:
-                told["result"] = result.decode()
+                ending["result"] = result.decode()
             except UnicodeDecodeError:
-                told["result64"] = binascii.b2a_base64(result, newline=False).decode()
+                ending["result64"] = binascii.b2a_base64(result, newline=False).decode()
         else:
             size = self.result_bytes()
             if size > RESULT_CAP:
-                told["result_bytes"] = size
+                ending["result_bytes"] = size
         used = read_file(self.path + "/metered.json", RESULT_CAP) if self.metered else None
         if used:
-            told["metered"] = json.loads(used)
+            ending["metered"] = json.loads(used)
         if self.detail:
-            told["detail"] = self.detail
+            ending["detail"] = self.detail
         elif result is None or self.code != 0:
-            told["detail"] = self.log.tail()
-        return told
+            ending["detail"] = self.log.tail()
+        return ending

@@ -29,7 +29,7 @@ IDLE_S = 10.0
 
 
 class Jobs:
-    """All jobs known here. `report(job)` is called once for each that ends."""
+    """All jobs of a machine that are not forgotten. `report(job)` is called once for each that ends."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class Jobs:
         return graded
 
     def knows(self, id: str) -> bool:
-        """Was a job of this id ever started here?"""
+        """Return True if a job of this id was ever started here."""
         return id in self.known or id in self._forgotten
 
     # -- model calls -------------------------------------------------------------------------
@@ -138,7 +138,7 @@ class Jobs:
                 enclose(self.host, METER_GROUP, pid, max(LEAST_FOR_METER, host_memory() // 4))
 
     def _on_meter(self, told: dict[str, Any]) -> None:
-        """What the meter says unasked of a job that runs."""
+        """Act on what the meter reports unasked about a job that runs."""
         job = self.live.get(told.get("attempt", ""))
         if job is None or job.why is not None or job.settling:
             return
@@ -150,7 +150,7 @@ class Jobs:
             self.ender.ask(job, "budget", job.grace)
 
     def _unmetered(self) -> None:
-        """There is no meter any more: what calls models cannot go on, and says nothing about the agent."""
+        """End the jobs that call models: they cannot go on without a meter, whatever the agent did."""
         for job in [job for job in self.live.values() if job.metered]:
             if job.why is None and not job.settling:
                 self.ender.ask(job, "unmetered", job.grace)
@@ -169,7 +169,7 @@ class Jobs:
             self.trash.discard(job.path)
 
     def verify(self, digest: str, files: dict[str, Any], shared: bool) -> str:
-        """The name of a file of a bundle that is not as it must be: then the bundle and its set-up go."""
+        """Return the name of a bundle's file that is not as it must be. Then the bundle and its set-up go."""
         steps = [job.id for job in self.known.values() if job.in_bundle and job.bundle == digest]
         wrong = self.bundles.verify(digest, files, set_up=bool(steps), shared=shared)
         if wrong:
@@ -179,18 +179,14 @@ class Jobs:
         return wrong
 
     def changed_file(self, spec: dict[str, Any]) -> str:
-        """A file of its benchmark that was changed since it was verified, if the job would be started now."""
+        """Return a file of its benchmark that was changed since it was verified, if the job would be new."""
         if self.knows(spec["id"]) or spec.get("in_bundle"):
             return ""
         bundles = [spec.get(key) or "" for key in ("bundle", "task_bundle", "score_bundle")]
         return next((wrong for name in bundles if name and (wrong := self.bundles.changed(name))), "")
 
-    def forget_set_up(self) -> None:
-        """What set the machine up may be run again."""
-        self.forget([job.id for job in self.known.values() if job.in_bundle], again=True)
-
     def clear(self) -> bool:
-        """End all jobs and drop them as if they had never been; what set the machine up stays."""
+        """End all jobs and drop them as if they had never been. Successful set-up stays."""
         gone = self.ender.kill_everything("stopped")
         self.ender.children.clear()  # all were reaped: their pids may be anybody's
         self.trash.helpers.clear()

@@ -62,7 +62,7 @@ def short_path(directory: Path) -> Generator[str]:
 
 
 def order(directory: Path, message: dict[str, Any], timeout_s: float) -> None:
-    """What a place itself asks of a supervisor. Returns when it is done; raises OSError if it is not."""
+    """Send a request of a place to a supervisor, and wait until it is done. Raises OSError if it is not."""
     with open_socket(directory, timeout_s) as sock, sock.makefile("rwb") as file:
         file.write(json.dumps({"n": 1, "key": read_key(str(directory)), **message}).encode() + b"\n")
         file.flush()
@@ -140,7 +140,7 @@ def _kill_recorded(file: Path, *marks: bytes, group: bool = False) -> None:
 
 
 def _kill_rest(directory: Path) -> None:
-    """What a supervisor that did not answer has left alive."""
+    """Kill what a supervisor that did not answer has left alive."""
     marks = markers_of_jobs(str(directory))
     for job in (directory / "jobs").glob("*/pid"):
         if not job.with_name("exit").exists():
@@ -189,7 +189,7 @@ def remove_tree(directory: Path) -> str:
 
 
 def _put_aside(directory: Path) -> str:
-    """Its name, by which the machine would still seem to be there, shall be free."""
+    """Rename the directory: by its name the machine would still seem to be there. Returns what is left."""
     aside = directory.with_name(f"{LEFT}{directory.name}-{time.time_ns()}")
     try:
         os.rename(directory, aside)

@@ -59,15 +59,15 @@ def start(directory: str) -> str:
     """Returns once a supervisor of the directory listens: empty, or why there is none."""
     from .server import Server  # a verb needs none of it; here, as the directory is about to change
 
-    told, ready = os.pipe()
+    reading, ready = os.pipe()
     if os.fork():
         os.close(ready)
-        word = os.read(told, 4096)
-        os.close(told)
+        word = os.read(reading, 4096)
+        os.close(reading)
         return "" if word == b"ready" else word.decode("utf-8", "replace") or "the supervisor did not start"
     code = 1
     try:
-        os.close(told)
+        os.close(reading)
         home = os.path.realpath(directory)
         os.chdir(home)
         # where we are root by sudo, the login must see whether its host is held, and until when

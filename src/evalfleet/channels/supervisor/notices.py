@@ -81,7 +81,7 @@ class Notices:
                 self._taken()
 
     def _go_on(self, key: selectors.SelectorKey, events: int) -> bool:
-        """Ask, or hear the answer. Is that all?"""
+        """Send the question, or read the answer. Returns True if that is all."""
         sock = self._sock
         if sock is None:
             return False
@@ -95,7 +95,7 @@ class Notices:
 
 
 def is_taken(answer: bytes, match: dict[str, Any]) -> bool:
-    """Does an answer tell that we are to go?
+    """Return True if an answer announces that the machine is taken back.
 
     `match` has the word that the answer then is (`text`). Or the answer is a JSON object: then `match` names
     the list that is looked at (`list`) and what one of its items must have (`fields`): for each field one

@@ -51,7 +51,7 @@ class Log:
         return live + self.dropped + self._length(".head") + self._length(".tail")
 
     def check(self) -> float:
-        """Cut the log if it is too long. How long to wait before the next look: less if it grows fast."""
+        """Cut the log if it is too long. Returns the seconds until the next look: less if it grows fast."""
         live = grown = 0
         try:
             live = os.stat(self.path).st_size
@@ -68,11 +68,11 @@ class Log:
         return self.interval
 
     def _limit(self) -> int:
-        """How long the live file may become before something of it must go."""
+        """Return how long the live file may become before something of it must go."""
         return self.half if self.capped else self.hole_end + 2 * self.half
 
     def finish(self) -> None:
-        """One file again: head, a line that tells how much is missing, tail. May be repeated."""
+        """Make the log one file again: head, a line that counts what is missing, tail. Repeatable."""
         if os.path.exists(self.path + ".new"):
             return self._replace()
         live = os.stat(self.path).st_size
@@ -104,7 +104,7 @@ class Log:
             return ""
 
     def read(self, offset: int, most: int) -> tuple[int, bytes]:
-        """What was written from an offset on, and where that begins: further on, if it was cut meanwhile.
+        """Return what was written from an offset on, and its offset, which is later if the log was cut.
 
         Offsets count everything that was ever written.
         """
@@ -126,7 +126,7 @@ class Log:
         return self._read("", offset, offset - base, most)
 
     def _read(self, suffix: str, offset: int, start: int, most: int) -> tuple[int, bytes]:
-        """What a file of it has from a position on, which is at this offset of the log. A hole is passed."""
+        """Return what a file of the log has from a position on, and its offset in it. Holes are skipped."""
         try:
             fd = os.open(self.path + suffix, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
         except OSError:
@@ -159,7 +159,7 @@ class Log:
         return True
 
     def last_line(self) -> str:
-        """What it said last, as a terminal would show it."""
+        """Return the last line, as a terminal would show it."""
         lines = [line.strip() for line in self.tail().replace("\r", "\n").split("\n")]
         return next((line[-LINE_CHARS:] for line in reversed(lines) if line), "")
 
@@ -176,7 +176,7 @@ class Log:
         os.truncate(self.path, 0)
 
     def _catch_up(self, copied: int) -> None:
-        """What was appended while we copied must not be cut away: often it is the job's last word."""
+        """Keep what was appended while we copied: often it is the job's last word."""
         for _ in range(3):  # each time there is less; one who never stops writing is not waited for
             size = os.stat(self.path).st_size
             if size <= copied:
@@ -253,7 +253,7 @@ class Growth:
             self._log_seen = self._written()
 
     def stuck(self, now: float) -> bool:
-        """Was nothing written for longer than the patience? To be asked when it is due."""
+        """Return True if nothing was written for longer than the patience. To be asked when it is due."""
         if now - self._looked > 2 * self._interval + 1.0:
             self._since += now - self._looked  # we stood still, and so may the job have done
         self._looked = now
@@ -270,14 +270,14 @@ class Growth:
         return False
 
     def _written(self) -> int:
-        """One who asks a model is not stuck, either."""
+        """Return a number that changes when the log or the list of model calls does."""
         return hash((stamp(self._log), stamp(self._calls)))
 
     def _rest(self, now: float, pause: float) -> None:
         self.due = min(now + pause, max(self._since + self._patience, now + PAUSE_S))
 
     def _swept(self, now: float) -> bool:
-        """Look at some more of the artefacts; True once through. What differs was written since last time."""
+        """Look at some more of the artefacts. Returns True once through."""
         if self._sweep is None:
             self._sweep, self._began, self._sum = stamps(self._out), now, 0
         for count, each in enumerate(self._sweep):
@@ -302,7 +302,7 @@ def _stamp(about: os.stat_result) -> int:
 
 
 def stamps(top: str) -> Iterator[int]:
-    """The times of everything in a folder, itself included. Links are not followed."""
+    """Return the times of everything in a folder, itself included. Links are not followed."""
     folders = [top]
     yield stamp(top)
     while folders:

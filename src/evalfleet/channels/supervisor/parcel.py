@@ -64,7 +64,7 @@ def inner_name(wired: str) -> str:
 
 
 def file_time(mtime_ns: int) -> int:
-    """A time that every file system takes."""
+    """Return a time that every file system takes."""
     return min(max(mtime_ns, 0), LATEST_NS)
 
 
@@ -87,7 +87,7 @@ class Packer:
         self._record({"same": wire(name), "as": wire(path)})
 
     def file(self, name: str, path: str, follow: bool = False) -> int:
-        """Its size. Raises OSError, before anything is written, if it cannot be opened as a regular file."""
+        """Write a file. Returns its size. Raises OSError, with nothing written, if it is no regular file."""
         # it may be a job's making: a fifo must not block us, a link not lead us away
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW))
         try:
@@ -103,8 +103,8 @@ class Packer:
 
     def end(self, more: dict[str, Any]) -> None:
         """`more` goes with the last record, which names files that shrank while they were read."""
-        told = {"end": self._sum.hexdigest(), "changed": self._changed, **more}
-        self._write(json.dumps(told).encode() + b"\n")
+        record = {"end": self._sum.hexdigest(), "changed": self._changed, **more}
+        self._write(json.dumps(record).encode() + b"\n")
 
     def _content(self, fd: int, name: str, left: int) -> None:
         while left:
@@ -242,7 +242,7 @@ class Unpacker:
             self._write(b"")
 
     def _write(self, data: bytes) -> int:
-        """How much of the data was the open file's."""
+        """Write to the open file. Returns how much of the data was that file's."""
         assert self._file is not None
         self._sum.update(data)
         view = memoryview(data)
@@ -287,7 +287,7 @@ def is_light(folder: str, most: int = LIGHT_BYTES) -> bool:
 
 
 def pack(folder: str, write: Callable[[bytes], Any], bytes_cap: int, files_cap: int) -> None:
-    """Write the parcel. What stays behind is told at its end, as [name, reason, size]."""
+    """Write the parcel. Its end lists what stays behind, as [name, reason, size]."""
     packer = Packer(write)
     for name in ("job.json", "log"):
         with contextlib.suppress(OSError):
@@ -300,7 +300,7 @@ def pack(folder: str, write: Callable[[bytes], Any], bytes_cap: int, files_cap: 
 
 
 class Sieve:
-    """A walk through the artefacts, by name, until the caps are reached; then not for ever."""
+    """A walk through the artefacts, by name, until the caps are reached. It ends soon after that."""
 
     def __init__(self, packer: Packer, top: str, bytes_cap: int, files_cap: int) -> None:
         self.left_out: list[list[Any]] = []
@@ -327,16 +327,13 @@ class Sieve:
             if stat.S_IMODE(os.stat(path).st_mode) & 0o700 != 0o700:
                 os.chmod(path, 0o700)
             with os.scandir(path) as entries:
+                import heapq  # only here: most supervisors never need it
+
                 names = (entry.name for entry in entries)
-                return self._least(names, most)
+                return heapq.nsmallest(most, names, key=lambda name: (name != "result.json", name))
         except OSError as err:
             self._leave(folder.rstrip("/"), f"unreadable: {err.strerror}", 0)
             return ()
-
-    def _least(self, names: Iterable[str], most: int) -> list[str]:
-        import heapq  # only here: most supervisors never need it
-
-        return heapq.nsmallest(most, names, key=lambda name: (name != "result.json", name))
 
     def _add(self, name: str, stack: list[str]) -> None:
         path = f"{self._top}/{name}"

@@ -48,13 +48,13 @@ def checked(result: int, what: str) -> None:
 
 
 def environment_of(pid: int) -> dict[str, str]:
-    """The variables that a process was started with."""
+    """Return the variables that a process was started with."""
     words = (read_file(f"/proc/{pid}/environ") or b"").decode("utf-8", "surrogateescape").split("\0")
     return dict(word.split("=", 1) for word in words if "=" in word)
 
 
 def host_environment(environ: Any) -> dict[str, str]:
-    """What a job may inherit of the environment we were started in: where things are, never a key."""
+    """Return what a job may inherit of the environment: where things are, never a key."""
     kept = {name: value for name, value in environ.items() if name in KEPT_ENV}
     kept.setdefault("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
     kept.setdefault("LANG", "C.UTF-8")
@@ -95,7 +95,7 @@ def _fork(argv: list[str], environ: dict[str, str], log: str, flags: int) -> int
 
 
 def birth(pid: int) -> int | None:
-    """When the process started, in ticks since boot; 0 where nobody tells; None if it does not live."""
+    """Return the ticks since boot when a process started. 0: no /proc. None: it does not live."""
     line = read_file(f"/proc/{pid}/stat")
     if line is not None:
         return parse_stat(line)[1]
@@ -111,7 +111,7 @@ def birth(pid: int) -> int | None:
 
 
 def parse_stat(line: bytes | None) -> tuple[int | None, int | None]:
-    """(pid, birth) of a line of /proc/<pid>/stat, or of a bare pid (birth 0). A zombie has no birth."""
+    """Return (pid, birth) of a line of /proc/<pid>/stat, or of a bare pid (birth 0). A zombie has none."""
     head, _, rest = (line or b"").rpartition(b")")
     try:
         if not head:
@@ -147,27 +147,27 @@ def marker(name: str, value: str) -> bytes:
 
 
 def markers_of_jobs(machine: str) -> tuple[bytes, bytes]:
-    """What only the environments of a machine's jobs have, and not its supervisor's."""
+    """Return what only the environments of a machine's jobs have, and not its supervisor's."""
     return marker("EVALFLEET_MACHINE", machine), b"\0EVALFLEET_JOB="
 
 
 def marked(*markers: bytes) -> list[int]:
-    """All processes but this one whose environment has every marker. None where there is no /proc."""
+    """Return all processes but this one whose environment has every marker. Empty where there is no /proc."""
     try:
         pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     except OSError:
         return []
     me = os.getpid()
-    found: list[int] = []
+    marked_pids: list[int] = []
     for pid in pids:
         environ = b"" if pid == me else environ_of(pid)
-        if environ and all(each in environ for each in markers):
-            found.append(pid)
-    return found
+        if environ and all(mark in environ for mark in markers):
+            marked_pids.append(pid)
+    return marked_pids
 
 
 def kill(pid: int, signum: int, group: bool = False) -> bool:
-    """False if there is nothing (of ours) to signal."""
+    """Send a signal. Returns False if there is nothing (of ours) to signal."""
     try:
         (os.killpg if group else os.kill)(pid, signum)
     except OSError:
@@ -176,7 +176,7 @@ def kill(pid: int, signum: int, group: bool = False) -> bool:
 
 
 def kill_marked(patience_s: float, *markers: bytes) -> bool:
-    """Kill every other process whose environment has the markers, wherever it is. False: one still lives."""
+    """Kill every other process whose environment has the markers. Returns False if one still lives."""
     until = time.monotonic() + patience_s
     while True:
         pids = marked(*markers)
@@ -190,7 +190,7 @@ def kill_marked(patience_s: float, *markers: bytes) -> bool:
 
 
 def reap_all() -> list[tuple[int, int]]:
-    """(pid, exit code) of every child that has ended; of one that was killed, the signal below 0."""
+    """Return (pid, exit code) of each child that has ended. If killed, the code is the signal below 0."""
     ended: list[tuple[int, int]] = []
     while True:
         try:
@@ -203,7 +203,7 @@ def reap_all() -> list[tuple[int, int]]:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of whatever a job leaves behind, so that it can be found. Linux; best effort."""
+    """Become the parent of whatever a job leaves behind, so that it is found. Best effort, on Linux."""
     if not sys.platform.startswith("linux"):
         return
     with contextlib.suppress(ImportError, OSError, AttributeError):

@@ -59,7 +59,7 @@ class Refused(Exception):
 
 
 class Server:
-    """One machine's supervisor."""
+    """The supervisor of one machine: its loop, and its answers."""
 
     def __init__(self, home: str) -> None:
         self.selector = selectors.DefaultSelector()
@@ -209,7 +209,7 @@ class Server:
             self.clients.add(sock)
 
     def read_waiting_requests(self) -> None:
-        """While the host was frozen or starved, somebody may have asked for more time."""
+        """Read what was asked while the host was frozen or starved: it may be more time."""
         for _ in range(2):  # the first accepts new connections, the second reads what they sent
             self.handle_events(0.0)
 
@@ -249,8 +249,11 @@ class Server:
             return self.clients.refuse(client, n, "garbage", "say hello first", close=True)
         if client.run is not None:
             self.heard = time.monotonic()
-        if not self.has_folders():
-            return self.give_up()
+        if not (os.path.isdir("jobs") and os.path.isdir("bundles")):
+            # a job has removed what none can be started without: the next supervisor makes it again, if any
+            self.done = True
+            self.jobs.ender.kill_everything("lost")
+            return
         try:
             answer = act(self, client, message)
         except Refused as refusal:
@@ -270,10 +273,10 @@ class Server:
         if not spoken:
             raise Refused("protocol", f"this supervisor speaks {PROTOCOLS}")
         run, epoch = str(message["run"]), int(message["epoch"])
-        known = self.epochs.get(run, -1)
-        if epoch < known:
-            raise Refused("stale", f"epoch {known} was here before epoch {epoch}")
-        if epoch > known:
+        latest = self.epochs.get(run, -1)
+        if epoch < latest:
+            raise Refused("stale", f"epoch {latest} was here before epoch {epoch}")
+        if epoch > latest:
             # durable first: a supervisor that forgets it would obey the old controller again
             write_atomic("epoch", json.dumps({**self.epochs, run: epoch}), durable=True)
             self.epochs[run] = epoch
@@ -316,13 +319,13 @@ class Server:
         return None
 
     def allow(self, client: Client, message: dict[str, Any]) -> dict[str, Any]:
-        """How much a job's model calls may use in all, or why they get no more."""
+        """Set how much a job's model calls may use in all, or why they get no more."""
         if message["job"] in self.jobs.live and self.jobs.metering.port:
             self.jobs.metering.limit(message["job"], message)
         return {}
 
     def seal(self, client: Client, message: dict[str, Any]) -> dict[str, Any]:
-        """Set-up is over: what it made of a bundle's files is what they must be."""
+        """Record what set-up made of a bundle's files."""
         if has_bundle(message["digest"]):
             self.jobs.bundles.renew(message["digest"])
         return {}
@@ -368,9 +371,9 @@ class Server:
 
         A stale controller cannot ask for it: two versions would replace each other for ever.
         """
-        known = self.epochs.get(str(message["run"]), -1)
-        if int(message["epoch"]) < known:
-            raise Refused("stale", f"epoch {known} was here before epoch {message['epoch']}")
+        latest = self.epochs.get(str(message["run"]), -1)
+        if int(message["epoch"]) < latest:
+            raise Refused("stale", f"epoch {latest} was here before epoch {message['epoch']}")
         self.leaving = True
         self.done = not self.jobs.live or bool(message.get("now"))
         return {"state": "leaving" if self.done else "later"}
@@ -388,7 +391,7 @@ class Server:
         return b2a_base64(b"".join(parcel), newline=False).decode()
 
     def put(self, client: Client, message: dict[str, Any]) -> dict[str, Any]:
-        """Make a bundle of a small parcel; without one, tell if we have it, or which of its large files."""
+        """Make a bundle of a small parcel. Without one, answer if it is here, or which large files are."""
         if "data" in message and not has_bundle(message["digest"]):
             unpack_bundle(message["digest"], [a2b_base64(message["data"])])
         if has_bundle(message["digest"]):
@@ -396,7 +399,7 @@ class Server:
         return {"state": "unknown", "same": self.jobs.bundles.found(message.get("large") or {})}
 
     def verify(self, client: Client, message: dict[str, Any]) -> dict[str, Any]:
-        """Are the files of a bundle as they must be? If one is not, all of it goes, to be brought again."""
+        """Answer whether the files of a bundle are as they must be. If one is not, the whole bundle goes."""
         digest = message["digest"]
         if not has_bundle(digest):
             return {"state": "unknown"}
@@ -404,7 +407,7 @@ class Server:
         return {"state": "changed" if wrong else "here", "detail": wrong}
 
     def isolation(self, client: Client, message: dict[str, Any]) -> dict[str, Any]:
-        """Can jobs be users of their own here? With what that means on this host, or why not."""
+        """Answer whether jobs can be users of their own here, and what that means, or why not."""
         host = self.jobs.host
         state = "user" if not host.why_not else "login" if os.geteuid() else "none"
         return {"state": state, "detail": host.why_not or host.words()}
@@ -428,7 +431,7 @@ class Server:
         self.expires = expiry["steady"]
 
     def watch(self, client: Client, message: dict[str, Any]) -> dict[str, Any]:
-        """From now on, look for the announcement that the machine is taken back."""
+        """Look from now on for the announcement that the machine is taken back."""
         watch = {name: message[name] for name in ("url", "headers", "match")}
         write_atomic("notices", json.dumps(watch))
         if self.notices is None:
@@ -436,7 +439,7 @@ class Server:
         return {}
 
     def evict(self, client: Client, message: dict[str, Any]) -> dict[str, Any]:
-        """The machine is taken back now."""
+        """Treat the machine as taken back from now on."""
         self.on_notice()
         return {}
 
@@ -448,7 +451,8 @@ class Server:
         booted = boot_id().encode()
         before = read_file("boot")
         if before and before != booted:
-            self.jobs.forget_set_up()
+            steps = [job.id for job in self.jobs.known.values() if job.in_bundle]
+            self.jobs.forget(steps, again=True)
         write_atomic("boot", booted.decode())
         return {}
 
@@ -474,21 +478,12 @@ class Server:
 
     def tell(self, job: HostJob) -> None:
         if self.clients.listening:
-            told = {"push": "ended", **job.how()}
+            ended = {"push": "ended", **job.how()}
             if job.fetch and is_light(job.path, PROMPT_BYTES):
-                told["data"] = self.parcel(job, job.fetch)  # it saves a question and an answer
-            self.clients.push(told)
+                ended["data"] = self.parcel(job, job.fetch)  # it saves a question and an answer
+            self.clients.push(ended)
         for client, n in self.waiting.pop(job.id, ()):
             self.clients.answer(client, {"n": n})
-
-    def has_folders(self) -> bool:
-        """Return False if a job has removed what no job can be started without."""
-        return os.path.isdir("jobs") and os.path.isdir("bundles")
-
-    def give_up(self) -> None:
-        """End without an answer. The machine is lost, or its next supervisor makes the folders again."""
-        self.done = True
-        self.jobs.ender.kill_everything("lost")
 
     def on_wants(self, job: HostJob, told: dict[str, Any]) -> None:
         """A job's model calls wait for more money: only a controller can grant it."""
@@ -499,18 +494,21 @@ class Server:
     def beat(self, now: float) -> None:
         self.beat_at = now + BEAT_S
         self.jobs.tidy(now)
-        if not self.has_folders():
-            return self.give_up()
-        told: dict[str, Any] = {
+        if not (os.path.isdir("jobs") and os.path.isdir("bundles")):
+            # a job has removed what none can be started without: the next supervisor makes it again, if any
+            self.done = True
+            self.jobs.ender.kill_everything("lost")
+            return
+        beat: dict[str, Any] = {
             "push": "beat",
             "at": time.time(),
-            **self.load.told(),
+            **self.load.measured(),
             "jobs": {job.id: job.pulse(now) for job in self.jobs.live.values()},
         }
-        self.clients.push(told)
+        self.clients.push(beat)
         with contextlib.suppress(OSError):
             life = {"life": self.expires - steady()} if self.expires < NEVER else {}
-            write_atomic("beat.json", json.dumps({**told, **life}))
+            write_atomic("beat.json", json.dumps({**beat, **life}))
 
 
 OPS: dict[str, Callable[[Server, Client, dict[str, Any]], dict[str, Any] | None]] = {
@@ -540,7 +538,7 @@ OPS: dict[str, Callable[[Server, Client, dict[str, Any]], dict[str, Any] | None]
 
 
 def environment() -> dict[str, str]:
-    """What jobs inherit. Where we are root by sudo: what the login has, but for who and where it is."""
+    """Return what jobs inherit. As root by sudo: the variables of the login, but for who and where it is."""
     own = host_environment(os.environ)
     if owner_of_parent() == os.geteuid():
         return own
@@ -557,7 +555,7 @@ def on_sigchld(signum: int, frame: object) -> None:
 
 
 def content_hash() -> str:
-    """The hash of our own source, whether that is a folder or one file."""
+    """Return the hash of our own source, whether that is a folder or one file."""
     loader: Any = globals()["__spec__"].loader
     folder = os.path.dirname(__file__)
     return sha256(b"\0".join(loader.get_data(os.path.join(folder, name + ".py")) for name in MODULES))

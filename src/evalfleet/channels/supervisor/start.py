@@ -62,16 +62,15 @@ class Starter:
         self._metering = metering
 
     def start(self, job: HostJob, spec: dict[str, Any], graded: HostJob | None) -> int:
-        """Start a job, which may grade another. Returns the pid of its wrapper; harmless if one runs already.
+        """Start a job, which may grade another. Returns the pid of its wrapper. Harmless if one runs already.
 
-        Raises OSError, ValueError.
-        """
+        Raises OSError, ValueError."""
         if not spec["argv"]:
             raise ValueError("the command is empty")
         bundle, more = folder_of(job.bundle), more_folders(spec)
         about = {name: value for name, value in spec.items() if name != "secrets"}
         if spec.get("isolation") == "user":
-            about["box"] = self._isolate(job, spec).told()
+            about["box"] = self._isolate(job, spec).record()
         else:
             make_folders(job.path, ("work", "out"))
         with open(job.path + "/job.json", "w") as file:
@@ -129,7 +128,7 @@ class Starter:
         return job.box
 
     def _grading(self, job: HostJob, graded: HostJob | None) -> Grading | None:
-        """What a job that grades another needs."""
+        """Return what a job that grades another needs; None for other jobs."""
         if graded is None:
             return None
         return Grading(

@@ -73,7 +73,7 @@ class Trash:
 
 
 def is_small(folder: str) -> bool:
-    """Little is in it, so it can wait to be removed: that takes three processes. Raises FileNotFoundError."""
+    """Return True if so little is in a folder that it can wait. Raises FileNotFoundError."""
     count_left, bytes_left = SMALL_COUNT, SMALL_BYTES
     folders = [folder]
     try:

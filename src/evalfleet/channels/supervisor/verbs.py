@@ -40,7 +40,7 @@ ANSWER_CAP = 1 << 16
 
 
 def verb(name: str) -> int:
-    """Do what is asked. A problem is told as {"error": ...}."""
+    """Answer a verb. A problem is answered as {"error": ...}."""
     line = b""
     while not line.endswith(b"\n"):
         data = os.read(0, 1 if name == "put" else 1 << 16)  # what follows the line is the parcel's
@@ -99,9 +99,8 @@ def chunks() -> Iterator[bytes]:
 
 def connect(request: dict[str, Any]) -> int:
     """Become the line to a machine's supervisor: a running one, or one that is started."""
-    directory = os.path.join(".evalfleet", request["home"], request["folder"])
     try:
-        os.chdir(directory)
+        os.chdir(directory_of(request))
         if os.path.exists("deleting"):
             return NO_MACHINE
     except FileNotFoundError:
@@ -113,13 +112,13 @@ def connect(request: dict[str, Any]) -> int:
 
 
 def address() -> str:
-    """Where others can connect to; empty if the name is longer than an address may be, or odd."""
+    """Return the path where others can connect; empty if it is too long for an address, or odd."""
     path = os.path.join(os.getcwd(), SOCKET)
     return path if len(path) < LONGEST and path.isascii() and " " not in path else ""
 
 
 def reach() -> socket.socket:
-    """A connection to this directory's supervisor, which is started if it is dead."""
+    """Return a connection to this directory's supervisor, which is started if it is dead."""
     until = time.monotonic() + START_S
     while True:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -227,7 +226,7 @@ def directory_of(request: dict[str, Any]) -> str:
 
 @contextlib.contextmanager
 def alone() -> Generator[None]:
-    """Nobody else takes or gives back anything on this host."""
+    """Keep all others from taking or giving back anything on this host."""
     fd = locked_root()
     try:
         yield
@@ -247,19 +246,19 @@ def locked_root() -> int:
 
 
 def holders(without: str) -> list[str]:
-    """Whose machines hold the host, but for one, and since when."""
-    found: list[str] = []
+    """Return whose machines hold the host, but for one, and since when."""
+    others: list[str] = []
     for home in os.listdir(ROOT):
         with contextlib.suppress(NotADirectoryError, FileNotFoundError, PermissionError):
             for name in os.listdir(os.path.join(ROOT, home)):
                 path = os.path.join(ROOT, home, name)
                 if path != without and os.path.isdir(path) and not name.startswith(".") and holds(path):
-                    found.append(held_by(path, name, home))
-    return found
+                    others.append(held_by(path, name, home))
+    return others
 
 
 def held_by(path: str, machine: str, home: str) -> str:
-    """Whose machine it is and since when, for people."""
+    """Return whose machine it is and since when, for people."""
     owner = (read_file(path + "/" + OWNER, OWNER_CAP) or b"").decode("utf-8", "replace") or "home " + home
     since = ""
     with contextlib.suppress(OSError):
@@ -376,7 +375,7 @@ def elevate(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def peer_of(sock: socket.socket) -> tuple[int, int]:
-    """The pid and user of who listens at the other end."""
+    """Return the pid and user of the process that listens at the other end."""
     import struct
 
     pid, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
@@ -426,7 +425,7 @@ def remove(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def keepsakes() -> dict[str, str]:
-    """What the owner of a lent host finds again: names in its home, hashes of what logins run and trust."""
+    """Return what the owner of a lent host finds again: names in its home, hashes of what logins run."""
     with os.scandir(".") as entries:
         names = sorted(entry.name for entry in entries if entry.name not in (ROOT, ".cache"))
     kept = dict.fromkeys(names[:MOST_KEPT], "")
@@ -439,20 +438,20 @@ def keepsakes() -> dict[str, str]:
 
 
 def crontab() -> bytes:
-    """The user's; empty where there is none, or no cron."""
+    """Return the user's crontab; empty where there is none, or no cron."""
     import subprocess  # only here: it is slow to load
 
     login = os.environ.get("SUDO_USER", "") if os.geteuid() == 0 else ""
     try:
         argv = ["crontab", "-l", *(["-u", login] if login else [])]
-        told = subprocess.run(argv, capture_output=True, timeout=5, check=False)
+        listing = subprocess.run(argv, capture_output=True, timeout=5, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return b""
-    return told.stdout[:KEEPSAKE_CAP] if told.returncode == 0 else b""
+    return listing.stdout[:KEEPSAKE_CAP] if listing.returncode == 0 else b""
 
 
 def tidy(home: str) -> None:
-    """A home without machines needs no supervisors."""
+    """Remove the folder of a home without machines: it needs no supervisors."""
     with contextlib.suppress(OSError):
         if any(os.path.isdir(os.path.join(home, name)) for name in os.listdir(home)):
             return

@@ -53,7 +53,7 @@ class Watcher:
         self._look(job)
 
     def _look(self, job: HostJob) -> None:
-        """Does an adopted job live?"""
+        """Find out whether an adopted job lives."""
         pid, born = parse_stat(read_file(job.path + "/pid"))
         now = time.monotonic()
         if pid is not None and born is not None and self._ender.is_wrapper(job, pid, born):
@@ -117,7 +117,10 @@ class Watcher:
             elif code == FAILED and job.exit_code() is None:
                 self._wrapper_failed(job)
             elif code < 0:
-                self._wrapper_killed(job, -code)
+                # by us, or after its last word; if by a stranger, the job is lost
+                recorded = job.exit_code()
+                killed = recorded is None and job.why is not None
+                self._ender.over(job, 128 - code if killed else recorded)
             else:
                 self._ender.over(job, code)
         for job in [job for job in self._live.values() if job.settling]:
@@ -131,8 +134,3 @@ class Watcher:
         job.why = "failed_to_start"
         job.detail = f"the wrapper could not start it (is the disk full?) {job.log.tail()}"
         return self._ender.over(job, None)
-
-    def _wrapper_killed(self, job: HostJob, signum: int) -> None:
-        """Its wrapper was killed by us, or after its last word; if by a stranger, the job is lost."""
-        code = job.exit_code()
-        self._ender.over(job, 128 + signum if code is None and job.why is not None else code)
