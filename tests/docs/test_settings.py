@@ -15,8 +15,6 @@ from evalfleet.toml_tables import convert
 from tests.docs.pages import ROOT
 
 KINDS = {"azure-ml.md": "azure_ml", "azure-batch.md": "azure_batch"}
-SHARED = {"creates_a_minute"}
-"""Settings that all places of VMs have, and that mean nothing here."""
 TOML = re.compile(r"^```toml\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
@@ -27,7 +25,7 @@ def test_the_table_of_settings_has_all_of_them(page: str, kind: str) -> None:
     rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("|")]
     named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
     fields = set(place_kind(kind).Settings.__struct_fields__)
-    assert named == fields - SHARED
+    assert named == fields
 
 
 def examples() -> list[tuple[str, str, dict[str, Any]]]:

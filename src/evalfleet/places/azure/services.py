@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from msgspec import structs
 
@@ -27,6 +27,7 @@ from .blobs import BlobClient
 from .mailboxes import PREFIX, BlobMailboxes
 from .names import EXPIRES, HOME, KIND, MACHINE, OWNER, moment
 from .prices import OWN, SPOT_FAMILY, AzurePriceBook
+from .settings import NodeSettings
 from .sizes import VmSize, fits, size_of
 
 WHOSE = "Azure's"
@@ -66,29 +67,6 @@ def mail_pilot_environ(pilot: MailPilot) -> dict[str, str]:
 
 
 # -- prices and offers -----------------------------------------------------------------------------------
-
-
-class NodeSettings(Protocol):
-    """What the settings of such a place say of its nodes."""
-
-    @property
-    def sizes(self) -> tuple[str, ...]: ...
-    @property
-    def prices(self) -> Mapping[str, float]: ...
-    @property
-    def spot(self) -> bool: ...
-    @property
-    def spot_only(self) -> bool: ...
-    @property
-    def settle_s(self) -> float: ...
-    @property
-    def queue_s(self) -> float: ...
-    @property
-    def expected_queue_s(self) -> float | None: ...
-    @property
-    def time_limit_s(self) -> float: ...
-    @property
-    def poll_s(self) -> float: ...
 
 
 def check_priced(place: str, settings: NodeSettings, region: str, book: AzurePriceBook) -> None:

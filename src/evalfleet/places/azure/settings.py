@@ -12,12 +12,14 @@ from msgspec import Meta, field
 
 from evalfleet.errors import RequestError
 from evalfleet.places.vm.settings import (
+    PlaceSettings,
     VmAccount,
     VmSettings,
     file_of,
     is_user_name,
     owner_of,
     problems_of,
+    source_problems,
 )
 from evalfleet.ports import PlaceContext
 
@@ -26,6 +28,7 @@ from .sizes import size_of
 GROUP = "evalfleet"
 IMAGE = "Canonical:ubuntu-24_04-lts:server:latest"
 SIZES = ("Standard_D4ds_v5", "Standard_D4s_v5", "Standard_D4ds_v4", "Standard_D4s_v3", "Standard_D8ds_v5")
+NODE_SIZES = ("Standard_D4s_v5", "Standard_D4ds_v5", "Standard_D4s_v3")
 REGIONS = ("eastus", "westus2", "centralus", "eastus2")
 _SUBNET = re.compile(
     r"/subscriptions/[^/]+/resourceGroups/[^/]+/providers/Microsoft\.Network/virtualNetworks/[^/]+/subnets/[^/]+",
@@ -114,6 +117,36 @@ class AzureSettings(VmSettings, frozen=True, forbid_unknown_fields=True):
     ] = 3600.0
 
 
+class NodeSettings(PlaceSettings, frozen=True, forbid_unknown_fields=True):
+    """The settings that services of Azure's have in common whose machines are jobs."""
+
+    subscription: Annotated[str, Meta(description="else AZURE_SUBSCRIPTION_ID, else the default of `az`")] = (
+        ""
+    )
+    sizes: Annotated[tuple[str, ...], Meta(description="of nodes, tried in order of price, if they fit")] = (
+        NODE_SIZES
+    )
+    subnet: Annotated[str, Meta(description="id of a subnet of yours for the nodes")] = ""
+    name: Annotated[str, Meta(description="of jobs; must have {machine} in it")] = "evalfleet-{machine}"
+    time_limit_s: Annotated[float, Meta(ge=60, description="how long a job may run")] = 12 * 3600.0
+    queue_s: Annotated[
+        float, Meta(gt=0, description="a job that waits for a node for longer is given up")
+    ] = 3600.0
+    prepare_s: Annotated[
+        float, Meta(gt=0, description="a machine whose image is not there for longer is given up")
+    ] = 1200.0
+    expected_queue_s: Annotated[
+        Annotated[float, Meta(ge=0)] | None,
+        Meta(description="seconds that a job is expected to wait in the queue; for estimates"),
+    ] = None
+    poll_s: Annotated[
+        float,
+        Meta(gt=0, description="the service is asked no more often than this, or 2 s while a machine starts"),
+    ] = 5.0
+    scope: Annotated[str, Meta(description="of the token; else that of the public cloud")] = ""
+    storage_endpoint: Annotated[str, Meta(description="of its blobs, if it is not the public one")] = ""
+
+
 class AzureAccount(VmAccount, frozen=True, kw_only=True):
     """The subscription and the resource group that a place uses."""
 
@@ -149,7 +182,8 @@ def _check(name: str, problems: list[str]) -> None:
 
 
 def _problems(settings: AzureSettings) -> list[str]:
-    found = problems_of(settings, "A-Za-z0-9._-")
+    found = source_problems(settings.ssh_from, must=settings.public_ip)
+    found += problems_of(settings, settings.name, "A-Za-z0-9._-")
     if not settings.sizes or not settings.regions:
         found.append("`sizes` and `regions` must not be empty")
     for region in settings.regions:

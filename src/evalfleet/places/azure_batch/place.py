@@ -33,7 +33,7 @@ from evalfleet.places.azure.sizes import vcpus
 from evalfleet.places.vm.answers import as_refusal, table
 from evalfleet.places.vm.place import UNSEEN, VcpuCeiling, check_installed
 from evalfleet.places.vm.settings import MachineUse
-from evalfleet.places.vm.ssh_access import SshAccess
+from evalfleet.places.vm.ssh_access import SshAccess, SshLogin
 from evalfleet.ports import Belonging, Channel, Check, Dialled, Fence, Made, PlaceContext
 
 from . import preflight
@@ -114,7 +114,8 @@ class AzureBatchPlace:
             lost_s = preflight.lost_s(settings)
             boxes = BlobMailboxes("batch", context, account.owner, storage.blobs, arm.now, lost_s)
             return cls(*parts, MailWay(boxes, storage, context))
-        access = SshAccess.of(name, settings, account.key, context, ".azure_batch")
+        login = SshLogin.of(settings.user, settings.port, settings, context.environ)
+        access = SshAccess.of(name, login, account.key, context, ".azure_batch")
         return SshBatchPlace(*parts, SshWay(batch, access, public_ip=settings.public_ip))
 
     @property

@@ -9,14 +9,14 @@ from typing import Annotated, ClassVar, Literal
 from msgspec import Meta
 
 from evalfleet.errors import RequestError
-from evalfleet.places.azure.settings import RESERVED_USERS, az_subscription, empty_variables
+from evalfleet.places.azure.settings import RESERVED_USERS, NodeSettings, az_subscription, empty_variables
 from evalfleet.places.vm.settings import (
     VmAccount,
-    VmSettings,
     file_of,
     is_user_name,
     owner_of,
     problems_of,
+    source_problems,
 )
 from evalfleet.ports import PlaceContext
 
@@ -25,7 +25,6 @@ from .registry import registry_problems
 IMAGE = "canonical:ubuntu-24_04-lts:server:latest"
 CONTAINER_IMAGE = "microsoft-dsvm:ubuntu-hpc:2404:latest"
 """Of nodes that run containers: one that Batch says to be able to."""
-SIZES = ("Standard_D4s_v5", "Standard_D4ds_v5", "Standard_D4s_v3")
 _ACCOUNT = re.compile(r"[a-z0-9]{3,24}\.[a-z][a-z0-9]*")
 _IMAGE_ID = re.compile(r"/subscriptions/[^/]+/resourceGroups/.+/images/.+", re.IGNORECASE)
 _REFERENCE = re.compile(r"[\w.-]+(:\d+)?(/[\w.-]+)*(:[\w.-]+)?(@sha256:[0-9a-f]{64})?")
@@ -34,10 +33,11 @@ RESERVED_PORTS = range(50_000, 55_001)
 LEAST_PORTS = 40
 
 
-class AzureBatchSettings(VmSettings, frozen=True, forbid_unknown_fields=True):
+class AzureBatchSettings(NodeSettings, frozen=True, forbid_unknown_fields=True):
     """The settings of a place of Azure Batch. `account` and `ssh_from` must be given."""
 
     REMOVED: ClassVar[Mapping[str, str]] = {
+        "creates_a_minute": "leave it out, since jobs wait in the queue of the service",
         "pool": "each machine gets a pool of its own that Batch deletes with its job",
         "registry": "the registry is the host in the name of `container`",
         "registry_password_file": "set `registry_password` to the name of a variable",
@@ -46,12 +46,6 @@ class AzureBatchSettings(VmSettings, frozen=True, forbid_unknown_fields=True):
 
     account: Annotated[str, Meta(description="of Batch, as NAME.REGION; else by AZURE_BATCH_ENDPOINT")] = ""
     region: Annotated[str, Meta(description="of the account, if its name does not tell")] = ""
-    subscription: Annotated[
-        str, Meta(description="for `doctor` alone; else AZURE_SUBSCRIPTION_ID, else the default of `az`")
-    ] = ""
-    sizes: Annotated[tuple[str, ...], Meta(description="of nodes, tried in order of price, if they fit")] = (
-        SIZES
-    )
     image: Annotated[
         str, Meta(description="of nodes: publisher:offer:sku:version, or the id of a gallery image")
     ] = IMAGE
@@ -74,7 +68,6 @@ class AzureBatchSettings(VmSettings, frozen=True, forbid_unknown_fields=True):
     storage: Annotated[
         str, Meta(description="name of the storage account of mailboxes; else the Batch account's own")
     ] = ""
-    storage_endpoint: Annotated[str, Meta(description="of its blobs, if it is not the public one")] = ""
     container: Annotated[
         str,
         Meta(
@@ -87,29 +80,22 @@ class AzureBatchSettings(VmSettings, frozen=True, forbid_unknown_fields=True):
     ] = ""
     registry_user: Annotated[str, Meta(description="logs in to the private registry of `container`")] = ""
     registry_password: Annotated[str, Meta(description="the variable that holds the password")] = ""
-    subnet: Annotated[str, Meta(description="id of a subnet of yours for the nodes")] = ""
     ports: Annotated[
         tuple[int, int],
         Meta(description="of the public address that lead to the nodes' sshd: first and last"),
     ] = (49_000, 49_099)
     user: Annotated[str, Meta(description="made on the nodes, to come in as")] = "evalfleet"
-    name: Annotated[str, Meta(description="of jobs; must have {machine} in it")] = "evalfleet-{machine}"
-    time_limit_s: Annotated[float, Meta(ge=60, description="how long a node may run")] = 12 * 3600.0
-    queue_s: Annotated[
-        float,
-        Meta(gt=0, description="a job that waits for a node for longer is given up, also by Batch itself"),
-    ] = 3600.0
-    prepare_s: Annotated[
-        float, Meta(gt=0, description="a node whose images are not there for longer is given up")
-    ] = 1200.0
-    expected_queue_s: Annotated[
-        Annotated[float, Meta(ge=0)] | None,
-        Meta(description="seconds that a job is expected to wait in the queue; for estimates"),
-    ] = None
-    poll_s: Annotated[
-        float, Meta(gt=0, description="Batch is asked no more often than this, or 2 s while a node starts")
-    ] = 5.0
-    scope: Annotated[str, Meta(description="of the token; else that of the public cloud")] = ""
+    ssh_from: Annotated[
+        tuple[str, ...], Meta(description="addresses or ranges that may connect, such as 203.0.113.7/32")
+    ] = ()
+    port: Annotated[int, Meta(ge=1, le=65535, description="of the nodes' sshd")] = 22
+    max_vcpus: Annotated[int, Meta(ge=0, description="all machines of this home together; 0: no limit")] = 0
+    lost_s: Annotated[
+        float, Meta(ge=12, description="silence of so many seconds before a machine is given up")
+    ] = 45.0
+    teardown_s: Annotated[
+        float, Meta(gt=0, description="so many seconds before the end of its time a machine is deleted")
+    ] = 120.0
     management: Annotated[
         str, Meta(description="Azure's Resource Manager, for `doctor`, if it is not the public one")
     ] = ""
@@ -164,7 +150,8 @@ def _endpoint(name: str, settings: AzureBatchSettings, environ: Mapping[str, str
 
 def _problems(settings: AzureBatchSettings) -> list[str]:
     by_ssh = settings.reach == "ssh"
-    found = problems_of(settings, "A-Za-z0-9_-", by_ssh=by_ssh)
+    found = source_problems(settings.ssh_from, must=by_ssh and settings.public_ip)
+    found += problems_of(settings, settings.name, "A-Za-z0-9_-")
     if not settings.sizes:
         found.append("`sizes` must not be empty")
     if not is_user_name(settings.user) or settings.user in RESERVED_USERS:

@@ -29,7 +29,7 @@ from evalfleet.places.azure.sizes import vcpus
 from evalfleet.places.vm.answers import Json, Problem, as_refusal, rows, table
 from evalfleet.places.vm.place import UNSEEN, Snapshots, VmPlace, check_installed
 from evalfleet.places.vm.preflight import machine_words
-from evalfleet.places.vm.settings import VmAccount, VmSettings
+from evalfleet.places.vm.settings import VmSettings
 from evalfleet.places.vm.ssh_access import RunningVm, SshKeys
 from evalfleet.ports import Belonging, Check, Made, PlaceContext
 
@@ -299,8 +299,7 @@ class AzureMlInstances(VmPlace[MlInstance, InstanceSnapshot]):
         common = VmSettings(
             user=USER, port=50000, answer_s=settings.answer_s, jump=settings.jump, owner=settings.owner
         )
-        owner = VmAccount(owner=account.owner, ca=account.ca, key=account.key)
-        super().__init__(name, common, owner, context, ".azure_ml")
+        super().__init__(name, common, account, context, ".azure_ml")
         self._settings, self._account, self._arm = settings, account, arm
         self._client = MlClient(arm, account)
         self._workspace = MlWorkspace(self._client, settings, account, context.environ)

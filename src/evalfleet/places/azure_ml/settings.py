@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct, field
+from msgspec import Meta
 
 from evalfleet.errors import RequestError
-from evalfleet.places.azure.settings import az_subscription, empty_variables
-from evalfleet.places.vm.settings import file_of, user_of
+from evalfleet.places.azure.settings import NODE_SIZES, NodeSettings, az_subscription, empty_variables
+from evalfleet.places.vm.settings import VmAccount, file_of, owner_of, problems_of
 from evalfleet.ports import PlaceContext
 
 IMAGE = "mcr.microsoft.com/azureml/openmpi5.0-ubuntu24.04:latest"
-SIZES = ("Standard_D4s_v5", "Standard_D4ds_v5", "Standard_D4s_v3")
 _WORKSPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{2,32}")
 _CLUSTER = re.compile(r"[A-Za-z][A-Za-z0-9-]{1,31}")
 _REGION = re.compile(r"[a-z][a-z0-9]*")
@@ -23,24 +21,14 @@ _PERSON = re.compile(r"[0-9a-fA-F-]{36}/[0-9a-fA-F-]{36}")
 REFERENCE = re.compile(r"[\w.-]+(:\d+)?(/[\w.-]+)*(:[\w.-]+)?(@sha256:[0-9a-f]{64})?")
 
 
-class AzureMlSettings(Struct, frozen=True, forbid_unknown_fields=True):
+class AzureMlSettings(NodeSettings, frozen=True, forbid_unknown_fields=True):
     """The settings of a place of Azure Machine Learning. `workspace` and `resource_group` must be given."""
 
     workspace: Annotated[str, Meta(description="of Azure Machine Learning; else AZUREML_WORKSPACE_NAME")] = ""
     resource_group: Annotated[
         str, Meta(description="that the workspace is in; else AZUREML_RESOURCE_GROUP")
     ] = ""
-    subscription: Annotated[str, Meta(description="else AZURE_SUBSCRIPTION_ID, else the default of `az`")] = (
-        ""
-    )
     region: Annotated[str, Meta(description="of the workspace; else it is asked")] = ""
-    sizes: Annotated[tuple[str, ...], Meta(description="of nodes, tried in order of price, if they fit")] = (
-        SIZES
-    )
-    spot: Annotated[bool, Meta(description="cheaper nodes (`LowPriority`) that Azure may take back")] = False
-    spot_only: Annotated[
-        bool, Meta(description="with `spot`: no regular nodes, whatever is taken back or cannot be had")
-    ] = False
     image: Annotated[
         str, Meta(description="of the container that machines are, with Python 3.8 or later")
     ] = IMAGE
@@ -57,13 +45,6 @@ class AzureMlSettings(Struct, frozen=True, forbid_unknown_fields=True):
     assigned_user: Annotated[
         str, Meta(description="of instances: TENANT/OBJECT, the ids of the person that they are for")
     ] = ""
-    key: Annotated[
-        str, Meta(description="of instances: a private key of yours to come in with; else one is made")
-    ] = ""
-    jump: Annotated[str, Meta(description="of instances: [user@]host[:port][,...] to go through")] = ""
-    answer_s: Annotated[
-        float, Meta(gt=0, description="of instances: one that runs must answer within so many seconds")
-    ] = 600.0
     cluster: Annotated[
         str,
         Meta(description="a cluster of yours, which is neither resized nor deleted; else a run has its own"),
@@ -75,26 +56,7 @@ class AzureMlSettings(Struct, frozen=True, forbid_unknown_fields=True):
     idle_s: Annotated[
         float, Meta(ge=60, description="for so long a node without a job is kept, and billed")
     ] = 120.0
-    subnet: Annotated[str, Meta(description="id of a subnet of yours for the nodes")] = ""
-    public_ip: Annotated[bool, Meta(description="false: nodes have no public address; needs `subnet`")] = True
     experiment: Annotated[str, Meta(description="under which jobs are shown in the studio")] = "evalfleet"
-    name: Annotated[str, Meta(description="of jobs; must have {machine} in it")] = "evalfleet-{machine}"
-    owner: Annotated[str, Meta(description="who is to be asked about the machines; else your user name")] = ""
-    isolation: Annotated[
-        Literal["user", "container", "none"] | None,
-        Meta(description="user: each attempt is a user of its own; else so where that can be had"),
-    ] = None
-    time_limit_s: Annotated[float, Meta(ge=60, description="how long a job may run")] = 12 * 3600.0
-    queue_s: Annotated[
-        float, Meta(gt=0, description="a job that waits for a node for longer is given up")
-    ] = 3600.0
-    expected_queue_s: Annotated[
-        Annotated[float, Meta(ge=0)] | None,
-        Meta(description="seconds that a job is expected to wait in the queue; for estimates"),
-    ] = None
-    prepare_s: Annotated[
-        float, Meta(gt=0, description="a job whose image is not there for longer is given up")
-    ] = 1200.0
     start_s: Annotated[
         float,
         Meta(gt=0, description="a job that is said to run for longer without its container is given up"),
@@ -105,39 +67,14 @@ class AzureMlSettings(Struct, frozen=True, forbid_unknown_fields=True):
     lost_s: Annotated[float, Meta(ge=60, description="a machine that is silent for longer is given up")] = (
         600.0
     )
-    poll_s: Annotated[
-        float,
-        Meta(
-            gt=0,
-            description="the workspace is asked no more often than this, or 2 s while a container starts",
-        ),
-    ] = 5.0
-    settle_s: Annotated[
-        float, Meta(ge=0, description="a machine is gone when two listings so far apart do not show it")
-    ] = 60.0
-    prices: Annotated[
-        Mapping[str, Annotated[float, Meta(ge=0, le=10_000)]],
-        Meta(description="USD an hour by size, or size@region: yours, not the list's"),
-    ] = field(default_factory=dict[str, float])
-    endpoint: Annotated[str, Meta(description="of the Resource Manager, if it is not the public one")] = ""
-    storage_endpoint: Annotated[
-        str, Meta(description="of the workspace's blobs, if it is not the public one")
-    ] = ""
-    scope: Annotated[str, Meta(description="of the token; else that of the public cloud")] = ""
-    ca: Annotated[str, Meta(description="file of the authorities to trust, for endpoints of your own")] = ""
 
 
-class MlAccount(Struct, frozen=True, kw_only=True):
+class MlAccount(VmAccount, frozen=True, kw_only=True):
     """The workspace that a place uses."""
 
     subscription: str
     group: str
     workspace: str
-    owner: str
-    ca: str
-    """An absolute path, or empty."""
-    key: str = ""
-    """An absolute path, or empty."""
 
     @property
     def path(self) -> str:
@@ -174,23 +111,21 @@ def account_of(name: str, settings: AzureMlSettings, context: PlaceContext) -> M
         subscription=subscription,
         group=group,
         workspace=workspace,
-        owner=user_of(settings.owner, environ),
+        owner=owner_of(settings, environ),
         ca=file_of(name, "ca", settings.ca, context),
         key=file_of(name, "key", settings.key, context),
     )
 
 
 def _problems(settings: AzureMlSettings) -> list[str]:
-    found: list[str] = []
+    found = problems_of(settings, settings.name, "A-Za-z0-9-")
     if not settings.sizes:
         found.append("`sizes` must not be empty")
-    if "{machine}" not in settings.name or not re.fullmatch(r"[{}A-Za-z0-9-]+", settings.name):
-        found.append("`name` must have {machine} in it, and otherwise only letters, digits and '-'")
     if not REFERENCE.fullmatch(settings.image):
         found.append(f"image: {settings.image!r} is no container image")
     if settings.cluster and not _CLUSTER.fullmatch(settings.cluster):
         found.append("`cluster` must be 2 to 32 letters, digits and '-', as in the studio's page Compute")
-    if settings.cluster and len(settings.sizes) > 1 and settings.sizes != SIZES:
+    if settings.cluster and len(settings.sizes) > 1 and settings.sizes != NODE_SIZES:
         found.append("with `cluster`, `sizes` must be the one size of its nodes: by it they are priced")
     if settings.region and not _REGION.fullmatch(settings.region):
         plain = re.sub(r"[^a-z0-9]", "", settings.region.lower())
@@ -202,9 +137,8 @@ def _problems(settings: AzureMlSettings) -> list[str]:
     if settings.cluster and settings.subnet:
         found.append("with `cluster`, the cluster itself says where its nodes are: leave out `subnet`")
     found += _instance_problems(settings)
-    for setting, value in (("endpoint", settings.endpoint), ("storage_endpoint", settings.storage_endpoint)):
-        if value and not value.startswith("https://"):
-            found.append(f"`{setting}` must begin with https://: tokens are not sent in the clear")
+    if settings.storage_endpoint and not settings.storage_endpoint.startswith("https://"):
+        found.append("`storage_endpoint` must begin with https://: tokens are not sent in the clear")
     return found
 
 

@@ -20,6 +20,7 @@ from evalfleet.places.vm.settings import (
     is_user_name,
     owner_of,
     problems_of,
+    source_problems,
 )
 from evalfleet.ports import PlaceContext
 
@@ -159,7 +160,8 @@ def _zones(name: str, settings: GceSettings, environ: Mapping[str, str]) -> tupl
 
 
 def _problems(settings: GceSettings) -> list[str]:
-    found = problems_of(settings, "a-z0-9-")
+    found = source_problems(settings.ssh_from, must=settings.public_ip)
+    found += problems_of(settings, settings.name, "a-z0-9-")
     if not settings.types:
         found.append("`types` must not be empty")
     found += [f"{name} is no machine type; Google's are as n2-standard-4" for name in strange(settings.types)]

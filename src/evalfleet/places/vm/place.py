@@ -20,7 +20,7 @@ from evalfleet.version import install_command
 
 from .answers import CloudFault, as_refusal
 from .settings import MachineUse, VmAccount, VmSettings
-from .ssh_access import Readiness, RunningVm, SshAccess
+from .ssh_access import Readiness, RunningVm, SshAccess, SshLogin
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +100,8 @@ class VmPlace(Generic[V, SnapshotT]):
         self._answer_s = settings.answer_s
         self._owner = account.owner
         self._samples = Samples(context.home)
-        self._access = SshAccess.of(name, settings, account.key, context, folder, self._let_us_in)
+        login = SshLogin.of(settings.user, settings.port, settings, context.environ)
+        self._access = SshAccess.of(name, login, account.key, context, folder, self._let_us_in)
         self._keys = self._access.keys
         self._readiness = Readiness(self._access)
         self._ceiling = VcpuCeiling(settings.max_vcpus)

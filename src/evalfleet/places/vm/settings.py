@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 import ipaddress
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
@@ -19,33 +19,21 @@ MachineUse: TypeAlias = Literal["run", "pool"]
 _USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 
 
-class VmSettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """The settings that places of VMs have in common. Without `public_ip`, `ssh_from` may be empty."""
+class PlaceSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """The settings that all places in clouds have in common."""
 
     spot: Annotated[bool, Meta(description="cheaper machines that the cloud may take back")] = False
     spot_only: Annotated[
         bool, Meta(description="with `spot`: no regular machines, whatever is taken back or cannot be had")
     ] = False
-    user: Annotated[str, Meta(description="made on the machines, to come in as")] = "evalfleet"
     isolation: Annotated[
         Literal["user", "container", "none"] | None,
         Meta(description="user: each attempt is a user of its own; else so where that can be had"),
     ] = None
     key: Annotated[str, Meta(description="a private key of yours to come in with; else one is made")] = ""
-    ssh_from: Annotated[
-        tuple[str, ...], Meta(description="addresses or ranges that may connect, such as 203.0.113.7/32")
-    ] = ()
-    port: Annotated[int, Meta(ge=1, le=65535, description="of the machines' sshd")] = 22
-    public_ip: Annotated[bool, Meta(description="false: reached inside the network, perhaps by `jump`")] = (
-        True
-    )
+    public_ip: Annotated[bool, Meta(description="false: machines have no public address")] = True
     jump: Annotated[str, Meta(description="[user@]host[:port][,...] to go through")] = ""
     owner: Annotated[str, Meta(description="who is to be asked about the machines; else your user name")] = ""
-    name: Annotated[str, Meta(description="of machines; must have {machine} in it")] = "{machine}"
-    max_vcpus: Annotated[int, Meta(ge=0, description="all machines of this home together; 0: no limit")] = 0
-    creates_a_minute: Annotated[
-        int, Meta(ge=1, description="so many machines of one region are asked for in a minute at most")
-    ] = 200  # what clouds let a subscription write at once, before they count by the second
     prices: Annotated[
         Mapping[str, Annotated[float, Meta(ge=0, le=10_000)]],
         Meta(description="USD an hour by size, or size@region: yours, not the list's"),
@@ -55,6 +43,24 @@ class VmSettings(Struct, frozen=True, forbid_unknown_fields=True):
     answer_s: Annotated[
         float, Meta(gt=0, description="a machine that runs must answer within so many seconds")
     ] = 600.0
+    settle_s: Annotated[
+        float, Meta(ge=0, description="a machine is gone when two listings so far apart do not show it")
+    ] = 60.0
+
+
+class VmSettings(PlaceSettings, frozen=True, forbid_unknown_fields=True):
+    """The settings that places of VMs have in common. Without `public_ip`, `ssh_from` may be empty."""
+
+    user: Annotated[str, Meta(description="made on the machines, to come in as")] = "evalfleet"
+    ssh_from: Annotated[
+        tuple[str, ...], Meta(description="addresses or ranges that may connect, such as 203.0.113.7/32")
+    ] = ()
+    port: Annotated[int, Meta(ge=1, le=65535, description="of the machines' sshd")] = 22
+    name: Annotated[str, Meta(description="of machines; must have {machine} in it")] = "{machine}"
+    max_vcpus: Annotated[int, Meta(ge=0, description="all machines of this home together; 0: no limit")] = 0
+    creates_a_minute: Annotated[
+        int, Meta(ge=1, description="so many machines of one region are asked for in a minute at most")
+    ] = 200  # what clouds let a subscription write at once, before they count by the second
     lost_s: Annotated[
         float,
         Meta(ge=12, description="silence of so many seconds before a machine is mended: clouds pause some"),
@@ -62,9 +68,6 @@ class VmSettings(Struct, frozen=True, forbid_unknown_fields=True):
     teardown_s: Annotated[
         float, Meta(gt=0, description="so many seconds before the end of its time a machine is deleted")
     ] = 120.0
-    settle_s: Annotated[
-        float, Meta(ge=0, description="a machine is gone when two listings so far apart do not show it")
-    ] = 60.0
 
 
 class VmAccount(Struct, frozen=True, kw_only=True):
@@ -72,26 +75,30 @@ class VmAccount(Struct, frozen=True, kw_only=True):
 
     owner: str
     """Who is to be asked about the machines."""
-    ca: str
+    ca: str = ""
     """An absolute path, or empty."""
-    key: str
+    key: str = ""
     """An absolute path, or empty."""
 
 
-def problems_of(settings: VmSettings, named: str, *, by_ssh: bool = True) -> list[str]:
+def problems_of(settings: PlaceSettings, name: str, named: str) -> list[str]:
     """What is wrong with what all clouds have in common. `named`: the characters of a machine's name."""
     found: list[str] = []
-    if by_ssh and settings.public_ip and not settings.ssh_from:
-        found.append(
-            '`ssh_from` is not set: say which addresses may connect, such as ssh_from = ["203.0.113.7/32"] '
-            "(`curl https://api.ipify.org` prints yours)"
-        )
-    found += [problem for each in settings.ssh_from if (problem := _source_problem(each))]
-    if "{machine}" not in settings.name or not re.fullmatch(rf"[{{}}{named}]+", settings.name):
+    if "{machine}" not in name or not re.fullmatch(rf"[{{}}{named}]+", name):
         found.append(f"`name` must have {{machine}} in it, and otherwise only characters of [{named}]")
     if settings.endpoint and not settings.endpoint.startswith("https://"):
         found.append("`endpoint` must begin with https://: tokens are not sent in the clear")
     return found
+
+
+def source_problems(ssh_from: Sequence[str], *, must: bool) -> list[str]:
+    """What is wrong with `ssh_from`. `must`: it may not be empty."""
+    if must and not ssh_from:
+        return [
+            '`ssh_from` is not set: say which addresses may connect, such as ssh_from = ["203.0.113.7/32"] '
+            "(`curl https://api.ipify.org` prints yours)"
+        ]
+    return [problem for each in ssh_from if (problem := _source_problem(each))]
 
 
 def is_user_name(name: str) -> bool:
@@ -120,13 +127,9 @@ def file_of(name: str, setting: str, given: str, context: PlaceContext) -> str:
     return file
 
 
-def owner_of(settings: VmSettings, environ: Mapping[str, str]) -> str:
-    return user_of(settings.owner, environ)
-
-
-def user_of(owner: str, environ: Mapping[str, str]) -> str:
+def owner_of(settings: PlaceSettings, environ: Mapping[str, str]) -> str:
     """Who is to be asked about machines: the owner that the settings name, or else the user."""
     try:
-        return owner or environ.get("USER") or getpass.getuser()
+        return settings.owner or environ.get("USER") or getpass.getuser()
     except (OSError, KeyError):
         return "unknown"

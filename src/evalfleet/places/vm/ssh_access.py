@@ -25,7 +25,7 @@ from evalfleet.model import Machine, MachineId
 from evalfleet.names import safe_name
 from evalfleet.ports import Channel, Dialled, Fence, PlaceContext
 
-from .settings import VmSettings
+from .settings import PlaceSettings
 
 if TYPE_CHECKING:
     from evalfleet.channels.ssh.host_home import HostAnswer, HostHome
@@ -47,6 +47,10 @@ class SshLogin(Struct, frozen=True):
     """The longest that one connection may take to come up; never more than CONNECT_S."""
     agent: str | None
     """The socket of the user's SSH agent, which is asked for jump hosts only."""
+
+    @classmethod
+    def of(cls, user: str, port: int, settings: PlaceSettings, environ: Mapping[str, str]) -> SshLogin:
+        return cls(user, port, settings.jump, settings.answer_s, environ.get("SSH_AUTH_SOCK"))
 
 
 class SshAccess:
@@ -74,7 +78,7 @@ class SshAccess:
     def of(
         cls,
         place: str,
-        settings: VmSettings,
+        login: SshLogin,
         key: str,
         context: PlaceContext,
         folder: str,
@@ -82,8 +86,6 @@ class SshAccess:
     ) -> SshAccess:
         """`folder`: in the home, with the keys of all places of this kind. `key`: the user's own, if any."""
         keys = SshKeys(context.home / folder / safe_name(place), key)
-        agent = context.environ.get("SSH_AUTH_SOCK")
-        login = SshLogin(settings.user, settings.port, settings.jump, settings.answer_s, agent)
         return cls(login, keys, context.home_id, context.secrets, Samples(context.home), let_in)
 
     @property
