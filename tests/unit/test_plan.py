@@ -12,10 +12,12 @@ from evalfleet.benchmarks.command import CommandBenchmark
 from evalfleet.errors import RequestError
 from evalfleet.model import AttemptId, Limits, Plan, Task, TaskId, Verdict
 from evalfleet.planning.config import find_config, load_config
-from evalfleet.planning.plan import HomeFacts, LentPool, Resolved, resolve, weigh
+from evalfleet.planning.load import LentPool
+from evalfleet.planning.plan import Resolved, weigh
 from evalfleet.planning.plan_parts import benchmark_of, changed_settings, places_of, secret_names, specs_of
 from evalfleet.planning.request import RunRequest
 from evalfleet.ports import PlaceContext
+from tests.unit.planned import resolve
 
 NOW = 1_794_708_895_000_000
 BENCH = """
@@ -35,6 +37,7 @@ id = "b_1"
 """
 SHED = '''
 from msgspec import Struct
+from tests.unit.planned import resolve
 
 class Shed:
     default_canary = 1
@@ -97,7 +100,7 @@ def resolved(
     given.setdefault("on", "shed")
     request = RunRequest(benchmark=benchmark, **given)
     environ = {"API_KEY": "hunter2"} if env is None else env
-    return resolve(request, environ=environ, cwd=cwd, now=NOW, facts=lambda: HomeFacts("0123456789"))
+    return resolve(request, environ=environ, cwd=cwd, now=NOW, home_id="0123456789")
 
 
 def fails(cwd: Path, message: str, benchmark: str = "bench/b.toml", **given: Any) -> None:
@@ -207,7 +210,7 @@ def test_missing_secrets_are_all_named_before_anything_starts(cwd: Path) -> None
 def test_a_machine_is_set_up_without_what_only_attempts_need(cwd: Path) -> None:
     configure(cwd, SHED_PLACE)
     request = RunRequest(benchmark="bench/b.toml", on="shed")
-    found = resolve(request, environ={}, cwd=cwd, now=NOW, only_setup=True)
+    found = resolve(request, environ={}, cwd=cwd, now=NOW, purpose="setup")
     assert found.secrets == {}
     assert secret_names(found.plan) == ("API_KEY",)
 

@@ -155,7 +155,7 @@ def test_a_run_with_a_wrong_key_is_refused_and_nothing_is_written(
     monkeypatch.setenv("OPENAI_API_KEY", "sk-wrong")
     settings = {"waa": ".", "golden": "/g", "base_url": f"{origin}/v1"}
     request = RunRequest(benchmark="waa", model="gpt-4o", settings=settings, repeat=2)
-    resolved = runs.resolve_request(Workspace.here(), request, dry=True)
+    resolved = runs.resolve_request(Workspace.here(), request, "dry run")
     with pytest.raises(RequestError, match="refuses OPENAI_API_KEY") as refusal:
         asyncio.run(runs.vet(resolved))
     assert refusal.value.exit_code == 2

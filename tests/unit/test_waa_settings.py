@@ -17,11 +17,13 @@ from evalfleet.benchmarks.waa.host.config import HostConfig
 from evalfleet.benchmarks.waa.settings import CLIENT_FLAGS, WaaSettings, client_flags
 from evalfleet.errors import RequestError
 from evalfleet.model import AttemptId, Broken, Cause, Ended, Needs, Scored, Task, TaskId
-from evalfleet.planning.plan import LentPool, Resolved, resolve
+from evalfleet.planning.load import LentPool
+from evalfleet.planning.plan import Resolved
 from evalfleet.planning.plan_parts import benchmark_of
 from evalfleet.planning.request import RunRequest
 from evalfleet.schedules import in_slices
 from standins.waa.standin import write_iso
+from tests.unit.planned import resolve
 
 FLAGS_OF_RUN_PY = """
     headless action_space observation_type screen_width screen_height sleep_after_execution max_steps
@@ -307,7 +309,7 @@ def test_a_kept_list_that_cannot_be_read_is_none(tmp_path: Path) -> None:
 def test_a_machine_can_be_set_up_before_the_tasks_are_known(tmp_path: Path) -> None:
     (tmp_path / "evalfleet.toml").write_text('[defaults]\ntasks = 30\n[benchmarks.waa]\ntask_list = "new"\n')
     request = RunRequest(benchmark="waa")
-    found = resolve(request, environ={}, cwd=tmp_path, now=0, only_setup=True)
+    found = resolve(request, environ={}, cwd=tmp_path, now=0, purpose="setup")
     assert found.tasks == ()
     assert benchmark_of(found.plan).bundle.steps
     with pytest.raises(RequestError, match="git clone"):
@@ -412,7 +414,7 @@ def test_preparing_asks_for_the_registrys_password_and_never_for_the_models_key(
     given = {"waa": str(checkout), "registry_user": "me", "registry_password": "ACR"}
     request = RunRequest(benchmark="waa", settings=given)
     environ = {"ACR": "hunter2", "HOME": str(checkout)}
-    found = resolve(request, environ=environ, cwd=checkout, now=0, only_setup=True)
+    found = resolve(request, environ=environ, cwd=checkout, now=0, purpose="setup")
     assert found.secrets == {"ACR": "hunter2"}
     with pytest.raises(RequestError, match="OPENAI_API_KEY"):
         resolve(request, environ=environ, cwd=checkout, now=0)
@@ -533,8 +535,8 @@ def test_the_original_image_is_refused_with_nothing_to_install_windows_from(chec
     for good in ({"iso": str(iso)}, {"iso": "windows.iso"}, {"golden": "machine"}, {"preset": "waa-auto"}):
         resolved(asked(**good))
     resolved(asked(), pool=LentPool(resolved(asked(golden="/g")).plan))
-    resolved(asked(), only_setup=True)
-    told = resolved(asked(), only_reckoned=True).warnings
+    resolved(asked(), purpose="setup")
+    told = resolved(asked(), purpose="forecast").warnings
     assert [each[:48] for each in told if "Windows" in each] == [
         "before it can run: windowsarena/winarena:latest "
     ]

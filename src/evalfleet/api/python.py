@@ -167,9 +167,9 @@ def pools(*, home: PathArg | None = None) -> list[PoolDocument]:
 
 
 def _started(workspace: Workspace, resolved: Resolved) -> Run:
-    vetted = _in_a_thread(starting.vet(resolved))
-    _warn(vetted.warnings)
-    return _in_a_thread(starting.start(workspace, vetted))
+    doubts = _in_a_thread(starting.vet(resolved))
+    _warn([*resolved.warnings, *doubts])
+    return _in_a_thread(starting.start(workspace, resolved))
 
 
 def _in_a_thread(work: Coroutine[Any, Any, T]) -> T:

@@ -9,8 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,11 +31,11 @@ from evalfleet.mirror import Mirror, StoreAway
 from evalfleet.model import Notify
 from evalfleet.named_pools import read_pool
 from evalfleet.names import folder_of
-from evalfleet.planning.past import loads_of, past_of
-from evalfleet.planning.plan import HomeFacts, LentPool, Resolved, free_name, resolve
+from evalfleet.planning.load import HomeFacts, LentPool, load
+from evalfleet.planning.past import loads_of
+from evalfleet.planning.plan import Resolved, decide, free_name
 from evalfleet.planning.plan_parts import KEPT_FILES, keep_files, vetted
-from evalfleet.planning.request import RunRequest
-from evalfleet.planning.right_size import right_sized
+from evalfleet.planning.request import Purpose, RunRequest, read
 from evalfleet.planning.workspace import Workspace
 from evalfleet.views import notify
 from evalfleet.views.tasks import by_outcome
@@ -53,50 +52,18 @@ CHUNK = 1000
 """Tasks an event: large enough to be few, small enough to read one by one."""
 
 
-def resolve_request(
-    workspace: Workspace,
-    request: RunRequest,
-    *,
-    dry: bool = False,
-    only_setup: bool = False,
-    secrets_elsewhere: bool = False,
-    only_reckoned: bool = False,
-) -> Resolved:
-    """The request with everything settled, checked before anything starts.
-
-    `dry`: nothing is written. `only_setup`: machines are set up, and no attempt is run. `secrets_elsewhere`:
-    it will run on another computer, which has the values of secrets. `only_reckoned`: nothing is run now, and
-    what machines would lack is a warning.
-    """
-    resolved = resolve(
-        request,
-        environ=workspace.environ,
-        cwd=workspace.cwd,
-        now=workspace.now(),
-        home=workspace.home,
-        facts=lambda: _facts(workspace, dry),
-        pool=_lent(workspace, request, dry),
-        only_setup=only_setup,
-        secrets_elsewhere=secrets_elsewhere,
-        only_reckoned=only_reckoned,
-        earlier=functools.partial(_earlier_tasks, workspace),
+def resolve_request(workspace: Workspace, request: RunRequest, purpose: Purpose = "run") -> Resolved:
+    """Return the plan of a request, checked before anything starts. RequestError says what to change."""
+    options = read(
+        request, environ=workspace.environ, cwd=workspace.cwd, home=workspace.home, purpose=purpose
     )
-    if resolved.right_size and not only_setup:
-        resolved = _right_sized(workspace, resolved)
-    return resolved
-
-
-def _right_sized(workspace: Workspace, resolved: Resolved) -> Resolved:
-    if resolved.borrowed:
-        raise RequestError("--right-size: the machines of a pool have the size they have: leave it out")
-    plan = resolved.plan
-    loads = loads_of(workspace.records_if_any(), past_of(workspace.home, plan.benchmark))
-    needs, tasks = right_sized(plan, resolved.tasks, loads)
-    if needs is not None:
-        return replace(resolved, plan=msgspec.structs.replace(plan, needs=needs), tasks=tasks)
-    why = "earlier runs tell nothing else" if loads else "no earlier run here told what its tasks used"
-    warning = f"--right-size: machines are as {plan.benchmark} says, {why}"
-    return replace(resolved, warnings=(*resolved.warnings, warning))
+    home = HomeFacts(
+        names=lambda: _names(workspace, purpose),
+        tasks=functools.partial(_earlier_tasks, workspace),
+        loads=lambda past: loads_of(workspace.records_if_any(), past),
+        pool=_lent(workspace, request, purpose),
+    )
+    return decide(options, load(options, home), workspace.now())
 
 
 def _earlier_tasks(workspace: Workspace, name: str, only: Sequence[str]) -> list[str]:
@@ -112,16 +79,13 @@ def tasks_that_went(run: Run, only: Sequence[str]) -> list[TaskResult]:
     return chosen
 
 
-def _facts(workspace: Workspace, dry: bool) -> HomeFacts:
-    """The home is made if need be; when nothing may be written, it may be that there is none."""
-    store = workspace.records_if_any() if dry else workspace.store()
-    if store is None:
-        return HomeFacts()
-    taken = {info.name for info in store.streams()}
-    return HomeFacts(store.home_id, taken, lambda benchmark: past_of(workspace.home, benchmark).durations())
+def _names(workspace: Workspace, purpose: Purpose) -> tuple[str, Collection[str]]:
+    """Return the home's id and the names that it has. A run makes the home if there is none."""
+    store = workspace.store() if purpose == "run" else workspace.records_if_any()
+    return ("", ()) if store is None else (store.home_id, {info.name for info in store.streams()})
 
 
-def _lent(workspace: Workspace, request: RunRequest, dry: bool) -> LentPool | None:
+def _lent(workspace: Workspace, request: RunRequest, purpose: Purpose) -> LentPool | None:
     """The pool that the request names. Raises RequestError if it cannot be borrowed from."""
     options = request.options
     pool = options.get("pool")
@@ -134,17 +98,20 @@ def _lent(workspace: Workspace, request: RunRequest, dry: bool) -> LentPool | No
         raise RequestError(f"--keep makes a pool, and {pool!r} is one: leave --keep out")
     if options.get("spot"):
         raise RequestError(f"--spot: the machines of pool {pool!r} are there already: leave it out")
-    if not dry and (problem := view.unusable(now)):
+    if purpose == "run" and (problem := view.unusable(now)):
         raise RequestError(problem)
     return LentPool(view.state.plan, len(view.machines), view.warning(now))
 
 
-async def vet(resolved: Resolved, *, dry: bool = False) -> Resolved:
+async def vet(resolved: Resolved, *, dry: bool = False) -> list[str]:
     """Ask the benchmark whether this can work (a model's key), and the store whether it can have the run,
-    before anything is made or written down here. `dry`: nothing is written there, either."""
+    before anything is made or written down here. Return the benchmark's doubts.
+
+    `dry`: nothing is written in the store, either.
+    """
     doubts = await vetted(resolved.plan, resolved.secrets)
     await _reserve(resolved, dry=dry)
-    return replace(resolved, warnings=(*resolved.warnings, *doubts))
+    return doubts
 
 
 async def _reserve(resolved: Resolved, *, dry: bool) -> None:

@@ -22,9 +22,11 @@ if TYPE_CHECKING:
 MACHINES_SHOWN = OFFERS_SHOWN = 8
 
 
-def describe(resolved: Resolved, seen: Survey, expected: Estimate, *, as_json: bool) -> str:
+def describe(
+    resolved: Resolved, seen: Survey, expected: Estimate, warnings: Sequence[str], *, as_json: bool
+) -> str:
     if as_json:
-        return json.dumps(_document(resolved, seen, expected))
+        return json.dumps(_document(resolved, seen, expected, warnings))
     plan, limits = resolved.plan, resolved.plan.limits
     rows = [
         ("run", plan.run),
@@ -132,7 +134,7 @@ def models_span(resolved: Resolved) -> tuple[float, float] | None:
     return None if each is None else (len(resolved.tasks) * each[0], len(resolved.tasks) * each[1])
 
 
-def _document(resolved: Resolved, seen: Survey, expected: Estimate) -> PlanDocument:
+def _document(resolved: Resolved, seen: Survey, expected: Estimate, warnings: Sequence[str]) -> PlanDocument:
     figures: EstimateDocument = {
         "at_once": expected.at_once,
         "task_seconds": round(expected.task_s, 1),
@@ -153,5 +155,5 @@ def _document(resolved: Resolved, seen: Survey, expected: Estimate) -> PlanDocum
         "creates": {place: msgspec.to_builtins(made) for place, made in seen.made.items()},
         "estimate": figures,
         "home": str(resolved.home),
-        "warnings": list(resolved.warnings),
+        "warnings": list(warnings),
     }

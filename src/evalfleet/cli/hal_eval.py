@@ -114,7 +114,9 @@ def _run(
     tasks = _chosen(args, list(known))
     if len(tasks) < len(known):
         request = request.but(task_ids=tasks)
-    code = start_run(workspace, runs.resolve_request(workspace, request, dry=args.dry_run), args)
+    code = start_run(
+        workspace, runs.resolve_request(workspace, request, "dry run" if args.dry_run else "run"), args
+    )
     store = workspace.records_if_any()
     name = request.options["name"]
     if not args.dry_run and store is not None and name in {info.name for info in store.streams()}:
@@ -294,9 +296,7 @@ def _settings(workspace: Workspace, request: RunRequest) -> HalSettings:
     from evalfleet.benchmarks.hal.tree import settings_of
 
     given = {**request.options.get("settings", {}), "gpu_tasks": "run"}
-    resolved = runs.resolve_request(
-        workspace, request.but(settings=given, first=1), dry=True, secrets_elsewhere=True
-    )
+    resolved = runs.resolve_request(workspace, request.but(settings=given, first=1), "elsewhere")
     return msgspec.convert(settings_of(resolved.plan), HalSettings)
 
 

@@ -109,9 +109,7 @@ def _resolved(workspace: Workspace, args: argparse.Namespace) -> tuple[Resolved,
     budget, args.budget = args.budget, None  # it does not bound what is simulated
     try:
         request = request_of(args)
-        resolve = functools.partial(
-            runs.resolve_request, workspace, dry=True, secrets_elsewhere=True, only_reckoned=True
-        )
+        resolve = functools.partial(runs.resolve_request, workspace, purpose="forecast")
         resolved = resolve(request)
         if args.pool:
             return resolved, []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from evalfleet.planning.flags import Flag, flags, word_of
@@ -62,7 +61,8 @@ def run(args: argparse.Namespace) -> int:
     workspace = Workspace.here()
     if args.benchmark is None:
         return start_run(workspace, _resolve_again(workspace, args), args)
-    return start_run(workspace, runs.resolve_request(workspace, request_of(args), dry=args.dry_run), args)
+    resolved = runs.resolve_request(workspace, request_of(args), "dry run" if args.dry_run else "run")
+    return start_run(workspace, resolved, args)
 
 
 KEPT_AGAIN = ("from_run", "only", "task_ids", "workers", "budget", "max_duration", "name", "keep", "env_file")
@@ -113,10 +113,8 @@ def start_run(workspace: Workspace, resolved: Resolved, args: argparse.Namespace
     """Once all doubts were told, and nobody said no."""
     from evalfleet.api import runs
 
-    agreed = result_of(_agreed_on(workspace, resolved, args))
-    if agreed is None:
+    if not result_of(_agreed_on(workspace, resolved, args)):
         return 2
-    resolved = agreed
     if args.dry_run:
         return 0
     if args.detach:
@@ -132,28 +130,27 @@ def start_run(workspace: Workspace, resolved: Resolved, args: argparse.Namespace
     return code
 
 
-async def _agreed_on(workspace: Workspace, resolved: Resolved, args: argparse.Namespace) -> Resolved | None:
-    """Tell what is doubtful, and ask, if it may cost much. None: somebody said no."""
+async def _agreed_on(workspace: Workspace, resolved: Resolved, args: argparse.Namespace) -> bool:
+    """Print all doubts, and ask if it may cost much. Return False if the answer is no."""
     from evalfleet.api import runs
     from evalfleet.api.survey import estimated, forewarned, late_line, short_budget, survey
 
     from .dry_run import describe
 
-    resolved = await runs.vet(resolved, dry=args.dry_run)
-    for warning in resolved.warnings:
+    warnings = [*resolved.warnings, *await runs.vet(resolved, dry=args.dry_run)]
+    for warning in warnings:
         note(warning)
     seen = await survey(workspace, resolved)
     expected = estimated(resolved, seen)
-    for doubt in (late_line(resolved, seen), short_budget(resolved, seen, expected)):
-        if doubt:
-            note(doubt)
-            resolved = replace(resolved, warnings=(*resolved.warnings, doubt))
+    doubts = [*filter(None, (late_line(resolved, seen), short_budget(resolved, seen, expected)))]
+    for doubt in doubts:
+        note(doubt)
     if args.dry_run:
-        print(describe(resolved, seen, expected, as_json=args.json))
-        return resolved
+        print(describe(resolved, seen, expected, [*warnings, *doubts], as_json=args.json))
+        return True
     for warning in await forewarned(workspace, resolved, expected):
         note(warning)
-    return resolved if _agreed(expected.usd, resolved, args) else None
+    return _agreed(expected.usd, resolved, args)
 
 
 def _detach(order: Order, *, as_json: bool) -> int:

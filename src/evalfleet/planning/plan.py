@@ -1,15 +1,13 @@
-"""Configuration + flags -> a frozen, validated plan.
+"""The last step of planning: options and inputs -> a frozen plan, which nothing changes afterwards.
 
-Reads files, and lets benchmarks read what is theirs; has no clock and no chance: time and the home's id are
-arguments.
+It has no clock and no chance: time and the home's id are arguments.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ from evalfleet.mirror import store_url
 from evalfleet.model import (
     NOBODY,
     Isolation,
+    Limits,
     Metering,
     Micros,
     Needs,
@@ -35,72 +34,18 @@ from evalfleet.model import (
 from evalfleet.names import check_run_name, default_run_name
 from evalfleet.schedules import is_static
 
-from .config import (
-    Config,
-    config_of,
-    env_file_of,
-    environment,
-    environment_warnings,
-    home_of,
-    notify_of,
-    readable_by_others,
-)
+from .config import Config, environment_warnings, notify_of, readable_by_others
+from .load import Inputs
 from .models import ModelBounds, check_bounds, metering_of, unmetered_keys
-from .past import past_of
+from .past import Past
 from .plan_limits import canary_of, limit_doubts, limits_of, verdict_of
-from .plan_parts import (
-    BenchmarkOrigin,
-    BenchmarkSpec,
-    benchmark_of,
-    plain,
-    secret_names,
-    setup_secrets,
-    specs_of,
-)
+from .plan_parts import BenchmarkOrigin, BenchmarkSpec, benchmark_of, plain, secret_names, setup_secrets
 from .provenance import provenance, selection_of
-from .request import (
-    EarlierTasks,
-    Flags,
-    RunRequest,
-    earlier_tasks,
-    nothing_earlier,
-    settle,
-    with_listed_tasks,
-)
+from .request import Flags, Options
+from .right_size import right_sized
 from .secret_values import refuse_shown, secret_values, weak_secrets
-from .sources import (
-    BenchmarkSource,
-    PlaceSource,
-    PlaceSpec,
-    SettingsSplit,
-    benchmark_source,
-    give_settings,
-    lent_sources,
-    place_sources,
-    spot_sources,
-)
+from .sources import BenchmarkSource, PlaceSource, PlaceSpec
 from .values import AUTO
-
-
-@dataclass(frozen=True)
-class HomeFacts:
-    """What a home knows that a plan depends on."""
-
-    id: str = ""
-    taken: Collection[str] = ()
-    """The names of all runs and pools that it has."""
-    durations: Callable[[str], Mapping[str, float]] = lambda benchmark: {}
-    """Benchmark -> seconds by task id, as earlier runs took."""
-
-
-@dataclass(frozen=True)
-class LentPool:
-    """The pool that a run is to borrow its machines from."""
-
-    plan: Plan
-    machines: int = 1
-    """How many it has: a run has as many workers, unless it is asked to have fewer."""
-    warning: str = ""
 
 
 @dataclass(frozen=True)
@@ -120,8 +65,6 @@ class Resolved:
     keep: bool = False
     """Its machines shall stay, as the pool that the plan names."""
     notify: Notify = NOBODY
-    right_size: bool = False
-    """Its machines shall have the size that earlier runs needed."""
 
     @property
     def needs(self) -> Needs:
@@ -145,101 +88,92 @@ def kept_pool(run: str) -> str:
 
 
 def free_name(name: str, taken: Collection[str]) -> str:
-    """A made-up name must not collide with that of a run started in the same second."""
+    """Return a made-up name that no run has which was started in the same second."""
     candidates = (name, *(f"{name}-{n}" for n in range(2, len(taken) + 3)))
     return next(candidate for candidate in candidates if candidate not in taken)
 
 
-def resolve(
-    request: RunRequest,
-    *,
-    environ: Mapping[str, str],
-    cwd: Path,
-    now: Micros,
-    home: Path | None = None,
-    facts: Callable[[], HomeFacts] = HomeFacts,
-    pool: LentPool | None = None,
-    only_setup: bool = False,
-    secrets_elsewhere: bool = False,
-    only_reckoned: bool = False,
-    earlier: EarlierTasks = nothing_earlier,
-) -> Resolved:
-    """All that a run needs, checked before anything starts; RequestError says what to change.
-
-    `home`: by default that of the environment and the folder. `facts` tells, last, what it knows: it may have
-    to be made for that. `only_setup`: no attempt is run, no task chosen. `secrets_elsewhere`: they need no
-    values here. `only_reckoned`: what machines lack is a warning. `earlier` tells the tasks of earlier runs.
-    """
-    request = with_listed_tasks(_with_all_machines(request, pool), cwd)
-    config = config_of(request.options.get("config"), environ, cwd)
-    merged = environment(environ, cwd, config, request.options.get("env_file"))
-    flags = settle(request, merged, config)
-    source = benchmark_source(request.benchmark, config, cwd)
-    lent = None if pool is None else pool.plan
-    home = home or home_of(environ, cwd)
-    declaring = source.load(home) if source.kind.declares_settings else None
-    declared = () if declaring is None else tuple(declaring.settings)
-    given = _given(flags, source, config, lent, declared, spot_asked=bool(request.options.get("spot")))
-    loaded = declaring or given.benchmark.load(home)
-    if request.options.get("oracle"):
-        loaded, flags = _oracle(loaded, flags)
-    if not only_setup:
-        _refuse_without(loaded.tasks_missing)
-    env_file = _checked(env_file_of(request.options.get("env_file"), environ, cwd), loaded)
-    among = None if only_setup else earlier_tasks(request, earlier)
-    selection = Selection(()) if only_setup else _selected(flags, loaded, among)
-    tasks = _limited(loaded.settled(selection.tasks), flags.task_timeout)
+def decide(options: Options, inputs: Inputs, now: Micros) -> Resolved:
+    """Decide the plan of a run. RequestError says what to change."""
+    request, benchmark, pool = options.request, inputs.benchmark, inputs.pool
+    setup = options.purpose == "setup"
+    flags = _settled(options, inputs)
+    selection = Selection(()) if setup else _selected(flags, benchmark, inputs.among)
+    tasks = _limited(benchmark.settled(selection.tasks), flags.task_timeout)
     chosen = request.options.get("name")
-    name = check_run_name(chosen) if chosen is not None else default_run_name(loaded.name, now)
-    metering, unmetered = _metering(flags, loaded, config, merged, now)
-    plan = _plan(name, flags, given, loaded, tasks, lent.run if lent else "", metering, cwd)
-    plan, scarce = _with_usual_cost(_within_pool(plan, pool), home)
+    name = check_run_name(chosen) if chosen is not None else default_run_name(benchmark.name, now)
+    metering, unmetered = _metering(flags, benchmark, options.config, options.environ, now)
+    limits = _limits(flags, inputs, tasks)
+    plan = _plan(name, flags, inputs, tasks, limits, metering, options.cwd)
+    attempt_usd, scarce = _usual_cost(plan, inputs.past)
     _refuse_given_to_setup(plan)
-    names = setup_secrets(plan) if only_setup else secret_names(plan)
-    secrets = {} if secrets_elsewhere else secret_values(names, merged)
+    names = setup_secrets(plan) if setup else secret_names(plan)
+    elsewhere = options.purpose in ("elsewhere", "forecast")
+    secrets = {} if elsewhere else secret_values(names, options.environ)
     refuse_shown(flags, secrets)
-    doubts = [] if only_setup else limit_doubts(plan, tasks, workers_asked=flags.workers not in (None, AUTO))
-    doubts += [*unmetered, *scarce, *weak_secrets(secrets), *readable_by_others(secrets, config, env_file)]
+    doubts = [] if setup else limit_doubts(plan, tasks, workers_asked=flags.workers not in (None, AUTO))
+    doubts += [*unmetered, *scarce, *weak_secrets(secrets)]
+    doubts += readable_by_others(secrets, options.config, options.env_file)
     doubts += [] if pool is None else filter(None, [pool.warning])
-    origin = provenance(selection_of(flags, request), tasks, _folder(loaded, source))
-    known = facts()
-    _refuse_taken(chosen, known)
-    doubts += [] if only_setup or pool is not None else _lacking(loaded, only_reckoned)
+    origin = provenance(selection_of(flags, request), tasks, _folder(benchmark, inputs.source))
+    home_id, taken = inputs.names()
+    if chosen is not None and chosen in taken:
+        raise RequestError(f"the name {chosen!r} is taken; choose another with --name")
+    doubts += [] if setup or pool is not None else _lacking(options, benchmark)
+    needs, tasks, unsized = _sized(flags, inputs, plan, tasks)
     return Resolved(
         plan=msgspec.structs.replace(
-            plan, settings=given.free, home=known.id, provenance=None if only_setup else origin
+            plan, home=home_id, needs=needs, attempt_usd=attempt_usd, provenance=None if setup else origin
         ),
-        tasks=weigh(tasks, known.durations(loaded.name)),
-        home=home,
-        warnings=(*environment_warnings(merged), *loaded.warnings, *selection.warnings, *doubts),
+        tasks=weigh(tasks, inputs.past.durations()),
+        home=options.home,
+        warnings=(
+            *environment_warnings(options.environ),
+            *benchmark.warnings,
+            *selection.warnings,
+            *doubts,
+            *unsized,
+        ),
         secrets=secrets,
-        environ=merged,
+        environ=options.environ,
         made_up=chosen is None,
         keep=flags.keep and pool is None,
-        notify=notify_of(config, merged),
-        right_size=flags.right_size,
-    ).named(name if chosen is not None else free_name(name, known.taken))
+        notify=notify_of(options.config, options.environ),
+    ).named(name if chosen is not None else free_name(name, taken))
 
 
-def _lacking(loaded: Loaded, only_reckoned: bool) -> list[str]:
-    """What new machines would lack, as a warning. RequestError, if they are to be made now."""
-    if not only_reckoned:
-        _refuse_without(loaded.setup_missing)
-    return [f"before it can run: {loaded.setup_missing}"] if loaded.setup_missing else []
+def _settled(options: Options, inputs: Inputs) -> Flags:
+    """Return the flags with what the pool and the benchmark's own solutions leave no choice of."""
+    flags, request, pool = options.flags, options.request, inputs.pool
+    if pool is not None and "workers" not in request.options:
+        flags = msgspec.structs.replace(flags, workers=max(1, pool.machines))
+    if request.options.get("oracle") and flags.fail_under is None:
+        flags = msgspec.structs.replace(flags, fail_under=1.0)  # none of its solutions may fail
+    return flags
 
 
-def _refuse_without(missing: str) -> None:
-    if missing:
-        raise RequestError(missing)
+def _limits(flags: Flags, inputs: Inputs, tasks: Sequence[Task]) -> Limits:
+    """Return the limits, with no more workers than the pool has machines where nobody has said how many."""
+    places, pool = inputs.places, inputs.pool
+    limits = limits_of(flags, places, canary_of(flags, places), tasks, inputs.benchmark.setup_s)
+    if pool is None or not limits.auto:
+        return limits
+    return msgspec.structs.replace(limits, workers=min(limits.workers, max(1, pool.machines)))
 
 
-def _with_usual_cost(plan: Plan, home: Path) -> tuple[Plan, list[str]]:
-    """The plan with what attempts at its benchmark have cost before, where a budget is for models, too; and a
-    warning if the budget is less than that. RequestError if it is less than one call has cost."""
+def _lacking(options: Options, benchmark: Loaded) -> list[str]:
+    """Return what new machines would lack, as a warning. RequestError, if they are to be made now."""
+    if benchmark.setup_missing and options.purpose != "forecast":
+        raise RequestError(benchmark.setup_missing)
+    return [f"before it can run: {benchmark.setup_missing}"] if benchmark.setup_missing else []
+
+
+def _usual_cost(plan: Plan, past: Past) -> tuple[float | None, list[str]]:
+    """Return the most that attempts usually cost, where a budget is for models, too, and a warning if the
+    budget is less than that. RequestError if it is less than one call has cost."""
     budget, task_budget = plan.limits.budget_usd, plan.limits.task_budget_usd
     if plan.metering is None or budget is None:
-        return plan, []
-    past = past_of(home, plan.benchmark)
+        return None, []
     call_usd = past.call_usd(plan.model) or 0.0
     for flag, usd in (("--budget", budget), ("--task-budget", task_budget)):
         if usd is not None and usd < call_usd:
@@ -248,60 +182,25 @@ def _with_usual_cost(plan: Plan, home: Path) -> tuple[Plan, list[str]]:
                 f"runs of {plan.benchmark}; give more"
             )
     usual_usd = past.attempt_usd(plan.model) or None
-    doubts: list[str] = []
-    if usual_usd is not None and budget < usual_usd:
-        seen = f"attempts at {plan.benchmark} have cost up to ${usual_usd:.2g} in earlier runs"
-        doubts.append(f"--budget {budget:g} may not pay one task: {seen}")
-    return msgspec.structs.replace(plan, attempt_usd=usual_usd), doubts
+    if usual_usd is None or budget >= usual_usd:
+        return usual_usd, []
+    shown = f"attempts at {plan.benchmark} have cost up to ${usual_usd:.2g} in earlier runs"
+    return usual_usd, [f"--budget {budget:g} may not pay one task: {shown}"]
 
 
-def _with_all_machines(request: RunRequest, pool: LentPool | None) -> RunRequest:
-    """The request, with as many workers as the pool has machines, unless it says how many."""
-    if pool is None:
-        return request
-    return request.but(workers=request.options.get("workers", max(1, pool.machines)))
-
-
-def _within_pool(plan: Plan, pool: LentPool | None) -> Plan:
-    """The plan, with no more workers than the pool has machines where it is left to us how many those are."""
-    if pool is None or not plan.limits.auto:
-        return plan
-    most = min(plan.limits.workers, max(1, pool.machines))
-    return msgspec.structs.replace(plan, limits=msgspec.structs.replace(plan.limits, workers=most))
-
-
-def _refuse_taken(chosen: str | None, known: HomeFacts) -> None:
-    if chosen is not None and chosen in known.taken:
-        raise RequestError(f"the name {chosen!r} is taken; choose another with --name")
-
-
-def _oracle(loaded: Loaded, flags: Flags) -> tuple[Loaded, Flags]:
-    """The benchmark's own solutions, of which none may fail. RequestError if it has none."""
-    if loaded.oracle is None:
-        raise RequestError(
-            f"--oracle: benchmark {loaded.name!r} has no solutions of its own; "
-            "write the command that solves a task as 'solution' into its file"
-        )
-    strict = flags.fail_under if flags.fail_under is not None else 1.0
-    return loaded.oracle, msgspec.structs.replace(flags, fail_under=strict)
-
-
-def _given(
-    flags: Flags,
-    source: BenchmarkSource,
-    config: Config,
-    pool: Plan | None,
-    declared: Sequence[str],
-    *,
-    spot_asked: bool,
-) -> SettingsSplit:
-    if pool is None:
-        places = place_sources(flags.on, config)
-        if flags.spot:
-            places = spot_sources(places, strict=spot_asked)
-        return give_settings(flags.set, source, places, declared)
-    lent = lent_sources(specs_of(pool))
-    return msgspec.structs.replace(give_settings(flags.set, source, (), declared), places=lent)
+def _sized(
+    flags: Flags, inputs: Inputs, plan: Plan, tasks: tuple[Task, ...]
+) -> tuple[Needs | None, tuple[Task, ...], list[str]]:
+    """Return what machines must have by what earlier runs used, if that is asked for and known."""
+    if not flags.right_size or not tasks:
+        return None, tasks, []
+    if inputs.pool is not None:
+        raise RequestError("--right-size: the machines of a pool have the size they have: leave it out")
+    needs, tasks = right_sized(plan, tasks, inputs.loads)
+    if needs is not None:
+        return needs, tasks, []
+    why = "earlier runs tell nothing else" if inputs.loads else "no earlier run here told what its tasks used"
+    return None, tasks, [f"--right-size: machines are as {plan.benchmark} says, {why}"]
 
 
 def weigh(tasks: Sequence[Task], durations: Mapping[str, float]) -> tuple[Task, ...]:
@@ -312,17 +211,6 @@ def weigh(tasks: Sequence[Task], durations: Mapping[str, float]) -> tuple[Task, 
         return known if known is not None and math.isfinite(known) and known >= 0 else task.weight_s
 
     return tuple(msgspec.structs.replace(task, weight_s=weight(task)) for task in tasks)
-
-
-def _checked(env_file: Path | None, loaded: Loaded) -> Path | None:
-    """The same file. Raises RequestError if machines would get it."""
-    real = None if env_file is None else Path(os.path.realpath(env_file))
-    for file in loaded.files:
-        if real is not None and real.is_relative_to(os.path.realpath(file)):
-            raise RequestError(
-                f"--env-file {env_file} would be uploaded with the benchmark's files; move it out of {file}"
-            )
-    return env_file
 
 
 def _selected(flags: Flags, loaded: Loaded, among: Collection[str] | None) -> Selection:
@@ -406,15 +294,15 @@ def _refuse_given_to_setup(plan: Plan) -> None:
 def _plan(
     name: str,
     flags: Flags,
-    given: SettingsSplit,
-    loaded: Loaded,
+    inputs: Inputs,
     tasks: Sequence[Task],
-    pool: str,
+    limits: Limits,
     metering: Metering | None,
     cwd: Path,
 ) -> Plan:
-    places = given.places
-    source, spec = given.benchmark, with_needs(loaded.spec, tasks, flags.schedule)
+    """Return the plan as far as it depends neither on the home nor on earlier runs."""
+    places, loaded, source = inputs.places, inputs.benchmark, inputs.source
+    spec = with_needs(loaded.spec, tasks, flags.schedule)
     origin = BenchmarkOrigin(source.name, str(source.base), source.settings, flags.task_timeout)
     keys = () if metering is None else (api.secret for api in metering.apis)
     secrets = tuple(dict.fromkeys((*loaded.secrets, *keys)))
@@ -429,15 +317,16 @@ def _plan(
         place_specs=plain(specs),
         model=", ".join(flags.model),
         models=flags.model if len(flags.model) > 1 else (),
+        settings=inputs.settings,
         agent=flags.agent,
         schedule=flags.schedule,
         slots=loaded.slots,
-        limits=limits_of(flags, places, canary_of(flags, places), tasks, loaded.setup_s),
+        limits=limits,
         verdict=verdict_of(flags),
-        machine_names=f"{given.benchmark.kind.machine_names}-{{n}}",
+        machine_names=f"{source.kind.machine_names}-{{n}}",
         model_usd=loaded.model_usd,
         usual_s=loaded.usual_s,
-        pool=pool,
+        pool="" if inputs.pool is None else inputs.pool.plan.run,
         metering=metering,
         store=store_url(flags.store, cwd) if flags.store else "",
         isolation={place.name: isolation_of(loaded, place) for place in places},

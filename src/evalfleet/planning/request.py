@@ -1,8 +1,10 @@
-"""What a run is asked to be, by flags, environment, profile and defaults, settled into one value a flag."""
+"""The first step of planning: flags, environment, profile and defaults are read into one value a flag."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from dataclasses import field as data_field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Unpack, cast
 
@@ -14,7 +16,7 @@ from evalfleet.names import hint
 from evalfleet.toml_tables import expand, reason
 
 from . import values
-from .config import Config
+from .config import Config, config_of, env_file_of, environment, home_of
 from .flags import Flag, RunOptions, flags, variables, word_of
 
 
@@ -82,6 +84,43 @@ class _Given(NamedTuple):
 _Layer = dict[str, _Given]
 _CHOICE = frozenset({"tasks", "first", "task"})
 """Ways to choose tasks, of which a run has one: a nearer layer's replaces all of a farther one's."""
+
+
+Purpose = Literal["run", "dry run", "forecast", "elsewhere", "setup"]
+"""Only a run writes anything down. A forecast may lack what machines need, and neither it nor a run that will
+start elsewhere needs the values of secrets. A set-up has no tasks."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Everything that the user asked for, by flags, files and the environment."""
+
+    request: RunRequest
+    flags: Flags
+    config: Config
+    environ: Mapping[str, str] = data_field(repr=False)
+    """With what `.env` files add: values of secrets, too."""
+    env_file: Path | None
+    cwd: Path
+    home: Path
+    purpose: Purpose = "run"
+
+
+def read(
+    request: RunRequest,
+    *,
+    environ: Mapping[str, str],
+    cwd: Path,
+    home: Path | None = None,
+    purpose: Purpose = "run",
+) -> Options:
+    """Read flags, files and the environment. `home`: by default that of the environment and the folder."""
+    request = with_listed_tasks(request, cwd)
+    config = config_of(request.options.get("config"), environ, cwd)
+    merged = environment(environ, cwd, config, request.options.get("env_file"))
+    env_file = env_file_of(request.options.get("env_file"), environ, cwd)
+    flags = settle(request, merged, config)
+    return Options(request, flags, config, merged, env_file, cwd, home or home_of(environ, cwd), purpose)
 
 
 def settle(request: RunRequest, environ: Mapping[str, str], config: Config) -> Flags:

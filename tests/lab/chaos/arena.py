@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import signal
 import sqlite3
-import time
 from collections.abc import Iterable
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -13,11 +12,10 @@ from pathlib import Path
 
 import msgspec
 
-from evalfleet.api.runs import plan_run
-from evalfleet.journal import Store
+from evalfleet.api.runs import plan_run, resolve_request
 from evalfleet.model import AttemptId, Broken, MachineId, Offer
-from evalfleet.planning.plan import HomeFacts, resolve
 from evalfleet.planning.request import RunRequest
+from evalfleet.planning.workspace import Workspace
 from evalfleet.state import AttemptState, MachineState, RunState
 from lab import Lab, NamespaceHost
 from tests.desk import Desk, FollowedRun, Process
@@ -68,13 +66,9 @@ class Arena(FollowedRun):
         """`evalfleet run`; with other limits than those that flags give, planned here and taken up."""
         if not limits:
             return self.desk.start("run", "chaos.toml", *ON_LAB, "--name", RUN)
-        store = Store.open(self.home)
         request = RunRequest(benchmark="chaos.toml", on="lab", workers=len(self.hosts), name=RUN)
-        environ = {"EVALFLEET_HOME": str(self.home)}
-        now = time.time_ns() // 1000
-        resolved = resolve(
-            request, environ=environ, cwd=self.folder, now=now, facts=lambda: HomeFacts(store.home_id)
-        )
+        workspace = Workspace({"EVALFLEET_HOME": str(self.home)}, self.folder, self.home)
+        resolved = resolve_request(workspace, request)
         limited = msgspec.structs.replace(resolved.plan.limits, **limits)
         plan_run(replace(resolved, plan=msgspec.structs.replace(resolved.plan, limits=limited)))
         return self.resume()

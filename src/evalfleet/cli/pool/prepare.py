@@ -54,7 +54,7 @@ async def prepare(args: argparse.Namespace) -> int:
     )
     workspace = Workspace.here()
     pool = pools.open_pool(workspace, args.name)
-    resolved = runs.resolve_request(workspace, request, dry=True, only_setup=True)
+    resolved = runs.resolve_request(workspace, request, "setup")
     if args.capture is not None:
         await capture.check(pool, args.capture)
         if capture.begun(pool.view(), args.capture):
