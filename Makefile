@@ -44,7 +44,7 @@ demo: .venv/core
 
 check: lint
 	$(PYTEST) -q -n $(JOBS) -m 'not slow and not nightly' tests/unit
-	$(BIN)/evalfleet sim --seeds 10
+	$(BIN)/python -m sim --seeds 10
 
 # Types are checked twice. The second one takes minutes of one core, so all else goes on beside it.
 test: .venv/dev system-packages
@@ -54,7 +54,7 @@ test: .venv/dev system-packages
 	@[ "$(GOOGLE_CLIENTS)" ] || echo "!!!!!!!! NO TEST BY GOOGLE'S OWN CLIENTS: \`make test-gear\` installs them, 320 MB" >&2
 	@[ "$(AZURE_AI_ML)" ] || echo "!!!!!!!! NO TEST BY MICROSOFT'S OWN azure-ai-ml: \`make test-gear\` installs it, 140 MB" >&2
 	$(BIN)/pyright & pyright=$$!; \
-	$(MAKE) -s lint && $(BIN)/evalfleet sim --seeds 300 && $(PYTEST) -n $(JOBS) --dist worksteal; tests=$$?; \
+	$(MAKE) -s lint && $(BIN)/python -m sim --seeds 300 && $(PYTEST) -n $(JOBS) --dist worksteal; tests=$$?; \
 	wait $$pyright && exit $$tests
 
 test-core test-pages test-places: .venv/dev system-packages
@@ -73,7 +73,7 @@ system-packages:
 	@tools/system-packages chromium tmux parallel openssh-server openssh-client iproute2 iptables sudo podman runc qemu-utils prometheus slurm-wlm
 
 nightly: .venv/dev .venv/inspect/ready
-	$(BIN)/evalfleet sim --seeds 1000
+	$(BIN)/python -m sim --seeds 1000
 	$(BIN)/python -m bench hostile
 	$(BIN)/python -m bench budget-overshoot
 	$(PYTEST) -n $(JOBS) --dist worksteal -m nightly

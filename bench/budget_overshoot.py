@@ -1,6 +1,6 @@
 """How far spending passes a budget of machines and models when controllers, meters and machines fail.
 
-Simulated, seed after seed (`evalfleet.sim.models`); and on this computer, with real meters before a stand-in
+Simulated, seed after seed (`sim.models`); and on this computer, with real meters before a stand-in
 for the models' APIs, where the controller is killed again and again.
 """
 
@@ -13,8 +13,8 @@ import sys
 import time
 from urllib.request import urlopen
 
-from evalfleet.sim.checks import violations
-from evalfleet.sim.models import Overshoot, overshoot, simulate_metered
+from sim.checks import violations
+from sim.models import Overshoot, overshoot, simulate_metered
 
 from .recovery import kill
 from .result import Figures, Result, at_most, rounded

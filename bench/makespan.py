@@ -22,9 +22,9 @@ from evalfleet.events import AttemptEnded, AttemptStarted, Record
 from evalfleet.journal import Store
 from evalfleet.model import Limits, Offer, Plan, ScheduleName, Task, TaskId, seconds_between
 from evalfleet.schedules import orders
-from evalfleet.sim.scenario import Scenario
-from evalfleet.sim.simulate import simulate
-from evalfleet.sim.world import Faults
+from sim.scenario import Scenario
+from sim.simulate import simulate
+from sim.world import Faults
 
 from .result import Figures, Result, at_most, rounded
 from .workspace import Workspace

@@ -21,11 +21,11 @@ from typing import Any
 from evalfleet.events import Event
 from evalfleet.journal import Store
 from evalfleet.model import Limits, Micros, Plan, Task, TaskId
-from evalfleet.sim.journal import SimJournal, SimStore
-from evalfleet.sim.scenario import Scenario
-from evalfleet.sim.simulate import Parts, simulate
-from evalfleet.sim.world import Faults, Life
 from evalfleet.state import fold
+from sim.journal import SimJournal, SimStore
+from sim.scenario import Scenario
+from sim.simulate import Parts, simulate
+from sim.world import Faults, Life
 
 from .result import Figures, Result, below, rounded
 from .workspace import ROOT, environment

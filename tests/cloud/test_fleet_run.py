@@ -14,9 +14,9 @@ import pytest
 
 from evalfleet.events import MachineRequested
 from evalfleet.model import Broken, Cause, Scored, seconds_between
-from evalfleet.sim import ledger
 from evalfleet.state import RunState
 from lab import Lab
+from sim import ledger
 from standins import azure, gce
 from standins.cloud.faults import Failed, Stuck
 from standins.cloud.hosts import Hosts

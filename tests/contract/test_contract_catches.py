@@ -12,10 +12,10 @@ from msgspec import structs
 from evalfleet.errors import PlaceError
 from evalfleet.model import AttemptId, Bundle, Command, Ended, Job, Machine, MachineId, Offer
 from evalfleet.ports import Channel, Fence, Place, TellStep
-from evalfleet.sim.places import SimChannel, SimHosts, SimService, SimVms
-from evalfleet.sim.scenario import OFFERS
-from evalfleet.sim.world import Life
 from evalfleet.testing import ChannelContract, Harness, PlaceContract
+from sim.places import SimChannel, SimHosts, SimService, SimVms
+from sim.scenario import OFFERS
+from sim.world import Life
 
 from .test_sim_places import SimHarness
 

@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 
 from evalfleet.model import Command
 from evalfleet.ports import Place
-from evalfleet.sim.loop import SimLoop
-from evalfleet.sim.scenario import OFFERS, PLACES
-from evalfleet.sim.world import Faults, Life, World
 from evalfleet.testing import ChannelContract, Harness, PlaceContract
 from evalfleet.testing.harness import Kind
+from sim.loop import SimLoop
+from sim.scenario import OFFERS, PLACES
+from sim.world import Faults, Life, World
 
 T = TypeVar("T")
 

@@ -26,18 +26,25 @@ trap - EXIT; kill -9 $run; wait $run
 
 @pytest.fixture
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
-    """As a newcomer has it: `evalfleet` and `python3` on the path, and nothing of ours in the variables."""
+    """As a newcomer has it: `evalfleet` and Pythons on the path, and nothing of ours in the variables."""
     folder = tmp_path_factory.mktemp("bin")
-    shim = folder / "evalfleet"
-    shim.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m evalfleet "$@"\n', encoding="utf-8")
-    shim.chmod(0o755)
+    for name, words in (("evalfleet", " -m evalfleet"), ("python", "")):  # that of the virtual environment
+        shim = folder / name
+        shim.write_text(f'#!/bin/sh\nexec "{sys.executable}"{words} "$@"\n', encoding="utf-8")
+        shim.chmod(0o755)
     (folder / "python3").symlink_to(sys.executable)
     patient = folder / "timeout"
     patient.write_text(PATIENT_TIMEOUT, encoding="utf-8")
     patient.chmod(0o755)
     kept = {name: value for name, value in os.environ.items() if not name.startswith("EVALFLEET_")}
     path = os.pathsep.join((str(folder), kept.get("PATH", os.defpath)))
-    return {**kept, "PATH": path, "PYTHONPATH": str(ROOT / "src"), "COLUMNS": "100", "TERM": "dumb"}
+    return {
+        **kept,
+        "PATH": path,
+        "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
+        "COLUMNS": "100",
+        "TERM": "dumb",
+    }
 
 
 @pytest.fixture

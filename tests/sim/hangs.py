@@ -7,8 +7,8 @@ from dataclasses import replace
 from msgspec import structs
 
 from evalfleet.model import Limits, Plan, Task, TaskId
-from evalfleet.sim.scenario import OFFERS, Period, Scenario
-from evalfleet.sim.world import Faults, Trouble
+from sim.scenario import OFFERS, Period, Scenario
+from sim.world import Faults, Trouble
 
 TASKS = 13
 BEGINS_S = 400.0

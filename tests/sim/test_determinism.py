@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 
-import evalfleet
-from evalfleet.sim.checks import run_seeds
-from evalfleet.sim.scenario import draw
-from evalfleet.sim.simulate import simulate
+from sim.checks import run_seeds
+from sim.scenario import draw
+from sim.simulate import simulate
 
 SEEDS = range(12)
 PROGRAM = f"""
-from evalfleet.sim.checks import run_seeds
+from sim.checks import run_seeds
 print(run_seeds(range({len(SEEDS)})).digest)
 """
 
@@ -31,10 +30,14 @@ def test_other_seeds_write_other_bytes() -> None:
 
 
 def test_other_processes_write_the_same_bytes() -> None:
-    source = Path(evalfleet.__file__).parents[1]
+    root = Path(__file__).parents[2]
     told = set[str]()
     for hash_seed in ("0", "4711"):
-        environ = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(source)}
+        environ = {
+            **os.environ,
+            "PYTHONHASHSEED": hash_seed,
+            "PYTHONPATH": f"{root / 'src'}{os.pathsep}{root}",
+        }
         argv = [sys.executable, "-c", PROGRAM]
         done = subprocess.run(argv, env=environ, capture_output=True, text=True, check=True)
         told.add(done.stdout.strip())

@@ -11,10 +11,10 @@ from msgspec import structs
 from evalfleet.errors import PlaceError
 from evalfleet.events import MachineExtended, MachineRequested
 from evalfleet.model import MachineId, Needs, Offer, seconds_between
-from evalfleet.sim.checks import violations
-from evalfleet.sim.places import SimVms
-from evalfleet.sim.scenario import PLACES, Scenario, draw
-from evalfleet.sim.simulate import Parts, Simulated, simulate
+from sim.checks import violations
+from sim.places import SimVms
+from sim.scenario import PLACES, Scenario, draw
+from sim.simulate import Parts, Simulated, simulate
 
 
 class FixedVms(SimVms):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from evalfleet.model import Ended
-from evalfleet.sim.checks import violations
-from evalfleet.sim.models import MeteredWorld, SimAccount, draw_metered, overshoot, simulate_metered
-from evalfleet.sim.world import SimJob
+from sim.checks import violations
+from sim.models import MeteredWorld, SimAccount, draw_metered, overshoot, simulate_metered
+from sim.world import SimJob
 
 SEEDS = range(0, 48, 4)
 

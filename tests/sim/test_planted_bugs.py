@@ -16,14 +16,14 @@ from evalfleet.model import SECOND, Ended, Job, Machine, MachineId, Micros, Need
 from evalfleet.names import attempt_id
 from evalfleet.policy import changed_effects
 from evalfleet.ports import Journal
-from evalfleet.sim import checks
-from evalfleet.sim.journal import SimJournal
-from evalfleet.sim.loop import SimComputer
-from evalfleet.sim.places import SimService, SimVms
-from evalfleet.sim.scenario import PLACES, Scenario, draw
-from evalfleet.sim.simulate import Parts, Simulated, simulate
-from evalfleet.sim.world import Life, SimJob, SimMachine, World
 from evalfleet.state import RunState
+from sim import checks
+from sim.journal import SimJournal
+from sim.loop import SimComputer
+from sim.places import SimService, SimVms
+from sim.scenario import PLACES, Scenario, draw
+from sim.simulate import Parts, Simulated, simulate
+from sim.world import Life, SimJob, SimMachine, World
 
 SEEDS = range(150)
 

@@ -12,11 +12,11 @@ from msgspec import structs
 from evalfleet.events import AttemptGraded
 from evalfleet.model import CAUSES, Cause, MachineId, Offer, Task, TaskId
 from evalfleet.policy.decide import FOR_TROUBLE, is_calm
-from evalfleet.sim.checks import run_seeds, violations
-from evalfleet.sim.scenario import OFFERS, ClockStep, Period, Scenario, draw, draw_tiers
-from evalfleet.sim.simulate import Parts, Simulated, simulate
-from evalfleet.sim.world import Faults, SimMachine, World
 from evalfleet.state import RunState, apply
+from sim.checks import run_seeds, violations
+from sim.scenario import OFFERS, ClockStep, Period, Scenario, draw, draw_tiers
+from sim.simulate import Parts, Simulated, simulate
+from sim.world import Faults, SimMachine, World
 from tests.sim.hangs import hangs
 
 

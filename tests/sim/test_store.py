@@ -11,11 +11,11 @@ from evalfleet.engine import Engine
 from evalfleet.events import Event, StopRequested
 from evalfleet.model import Micros
 from evalfleet.ports import Request
-from evalfleet.sim.checks import violations
-from evalfleet.sim.journal import SimJournal
-from evalfleet.sim.scenario import Scenario, draw
-from evalfleet.sim.simulate import Parts, Simulated, simulate
-from evalfleet.sim.world import Faults
+from sim.checks import violations
+from sim.journal import SimJournal
+from sim.scenario import Scenario, draw
+from sim.simulate import Parts, Simulated, simulate
+from sim.world import Faults
 
 
 class LosesItsStore(SimJournal):

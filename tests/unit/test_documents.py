@@ -33,12 +33,12 @@ from evalfleet.model import MachineId
 from evalfleet.named_pools import PoolView
 from evalfleet.planning import plugins
 from evalfleet.ports import Belonging, Image, Price, PriceTable
-from evalfleet.sim.scenario import draw
-from evalfleet.sim.simulate import simulate
 from evalfleet.views.lines import json_lines
 from evalfleet.views.live import live
 from evalfleet.views.results import results, task_detail
 from evalfleet.views.tasks import aggregated, by_machine
+from sim.scenario import draw
+from sim.simulate import simulate
 from tests.unit.views_feed import a_mixed_run
 
 GOLDEN = Path(__file__).with_name("documents.json")
@@ -162,7 +162,6 @@ PRINTS = (
     ("prices", "prices"),
     ("places", "places"),
     ("places", "benchmarks"),
-    ("", "sim --seeds 1"),
     ("pool", "pool create p --workers 1"),
     ("pools", "pool ls"),
     ("pool", "pool status p --probe"),

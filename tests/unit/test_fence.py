@@ -56,8 +56,6 @@ MAY_START_A_LOOP = {
     "api/python.py": "what `import evalfleet` offers is called without a loop",
     "channels/meter/main.py": "a program of its own, on machines",
     "controller.py": "a run has a thread of its own",
-    "sim/loop.py": "the simulated loop itself",
-    "sim/simulate.py": "it runs the simulated loop",
     "testing/harness.py": "tests have no loop",
 }
 

@@ -26,7 +26,7 @@ def test_words_folder_variables_streams_and_exit_codes(tmp_path: Path, options: 
 @pytest.mark.parametrize("options", [{}, {"umask": -1}], ids=["forked", "anew"])
 def test_signals(tmp_path: Path, options: dict[str, Any]) -> None:
     desk = Desk(tmp_path)
-    killed = desk.start("sim", "--seeds", "1000", **options)
+    killed = desk.start("serve", "--port", "0", **options)
     assert killed.lives
     killed.kill()
     assert (killed.popen.wait(), killed.lives) == (-signal.SIGKILL, False)

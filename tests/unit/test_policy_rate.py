@@ -18,14 +18,14 @@ from evalfleet.model import Limits, MachineId, Offer, Plan, Task, TaskId
 from evalfleet.named_pools import PoolView, changes
 from evalfleet.policy import POOL, next_deadline
 from evalfleet.policy.pace import MINUTE_S, workers
-from evalfleet.sim.checks import violations
-from evalfleet.sim.journal import SimJournal, SimStore
-from evalfleet.sim.loop import SimComputer, SimLoop
-from evalfleet.sim.places import SimVms
-from evalfleet.sim.scenario import OFFERS, Scenario, SimBenchmark
-from evalfleet.sim.simulate import SIM_TEMPO, simulate
-from evalfleet.sim.world import Faults, Life, World
 from evalfleet.state import RunState, fold
+from sim.checks import violations
+from sim.journal import SimJournal, SimStore
+from sim.loop import SimComputer, SimLoop
+from sim.places import SimVms
+from sim.scenario import OFFERS, Scenario, SimBenchmark
+from sim.simulate import SIM_TEMPO, simulate
+from sim.world import Faults, Life, World
 
 from .runs import Run, tasks_of
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from evalfleet.sim.loop import SimLoop
 from evalfleet.single_flight import SingleFlight
+from sim.loop import SimLoop
 
 LONG_S = 60.0
 

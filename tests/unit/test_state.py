@@ -27,9 +27,9 @@ from evalfleet.events import (
 from evalfleet.model import Answered, Broken, Cause, MachineId, Scored, TaskId, after
 from evalfleet.policy import changed_effects, decide, effects, next_deadline
 from evalfleet.policy.effects import Effect, Owner
-from evalfleet.sim.scenario import draw, draw_tiers
-from evalfleet.sim.simulate import simulate
 from evalfleet.state import MachineState, RunState, accepts, apply, apply_all, fold
+from sim.scenario import draw, draw_tiers
+from sim.simulate import simulate
 
 from .runs import PRICED, Run
 

@@ -17,11 +17,11 @@ from evalfleet.errors import JournalForeign
 from evalfleet.events import AttemptStarted, Record
 from evalfleet.journal import Store
 from evalfleet.model import AttemptId, MachineId, Micros, Scored, TaskId, seconds_between
-from evalfleet.sim.scenario import draw
-from evalfleet.sim.simulate import simulate
 from evalfleet.state import fold
 from evalfleet.views.follow import Follower
 from evalfleet.views.live import Scribe, live
+from sim.scenario import draw
+from sim.simulate import simulate
 from tests.unit.views_feed import START, Feed, a_mixed_run
 
 CONTRACT = json.loads("""

@@ -15,13 +15,13 @@ import pytest
 from evalfleet import events as ev
 from evalfleet.errors import RequestError
 from evalfleet.model import Broken, Cause, Collected, Scored, TaskId
-from evalfleet.sim.scenario import draw
-from evalfleet.sim.simulate import simulate
 from evalfleet.views.documents import Results
 from evalfleet.views.report import report
 from evalfleet.views.results import results, task_detail
 from evalfleet.views.summary import summary
 from evalfleet.views.tasks import aggregated, by_machine
+from sim.scenario import draw
+from sim.simulate import simulate
 from tests.unit.views_feed import Feed, a_mixed_run
 
 # As users read it in docs: keys, and their order.

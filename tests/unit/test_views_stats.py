@@ -11,11 +11,11 @@ from msgspec import structs
 
 from evalfleet.model import SECOND, Broken, Cause, Offer, ScheduleName, Scored, Task, TaskId
 from evalfleet.schedules import orders
-from evalfleet.sim.scenario import draw
-from evalfleet.sim.simulate import simulate
 from evalfleet.views import stats
 from evalfleet.views.frame import FrameSize, as_text, frame
 from evalfleet.views.stats import clustered, mean_interval, pass_at, wilson
+from sim.scenario import draw
+from sim.simulate import simulate
 from tests.unit.runs import Run
 from tests.unit.views_feed import Feed
 

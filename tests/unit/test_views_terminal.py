@@ -14,8 +14,6 @@ from hypothesis import strategies as st
 from evalfleet import events as ev
 from evalfleet.model import AttemptId, Broken, Cause, Scored, Task, TaskId
 from evalfleet.planning.values import parse_duration
-from evalfleet.sim.scenario import draw
-from evalfleet.sim.simulate import simulate
 from evalfleet.state import RunState, apply
 from evalfleet.views import format
 from evalfleet.views.format import interval, pairs, table
@@ -26,6 +24,8 @@ from evalfleet.views.progress import Progress
 from evalfleet.views.results import results
 from evalfleet.views.stats import wilson
 from evalfleet.views.terminal import Display, JsonLines, PlainLines, is_screen, json_lines, picture, view_for
+from sim.scenario import draw
+from sim.simulate import simulate
 from tests.unit.views_feed import Feed, a_mixed_run
 
 

@@ -21,8 +21,8 @@ from evalfleet.channels.artefacts import Caps
 from evalfleet.cli import main
 from evalfleet.errors import RequestError
 from evalfleet.planning.workspace import Workspace
-from evalfleet.sim import ledger
 from evalfleet.views.show import show_run
+from sim import ledger
 from tests.unit.test_waa_task_folder import TRACEBACKS
 
 START = datetime(2024, 11, 2, 10, 0, 0, tzinfo=UTC)

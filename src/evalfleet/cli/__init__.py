@@ -61,7 +61,6 @@ GROUPS: dict[str, dict[str, str]] = {
 """The verbs of each group of `evalfleet --help`."""
 VERBS: dict[str, str] = {verb: what for group in GROUPS.values() for verb, what in group.items()}
 DEVELOPER_VERBS: dict[str, str] = {
-    "sim": "simulate runs in a failing world and check the invariants",
     "controller": "run the controller of a detached run (started by run --detach)",
 }
 
@@ -88,7 +87,6 @@ MODULES: dict[str, str] = {
     "doctor": "places",
     "prices": "places",
     "benchmarks": "places",
-    "sim": "developer",
     "controller": "developer",
 }
 """Where a verb is, if not in a module of its name: a function, and one that adds its arguments."""

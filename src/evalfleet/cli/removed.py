@@ -13,6 +13,7 @@ VERBS: dict[str, str] = {
     "unpause": "use `evalfleet set RUN --workers N`",
     "replace": _DRAIN,
     "restart": _DRAIN,
+    "sim": "in a checkout, use `python -m sim` (docs/simulator.md)",
     "rerun": "use `evalfleet run --from RUN`, with --task and --only as before",
     "grade": "use `evalfleet resume RUN --only ungraded`, or --regrade to grade again",
     "verify": "use `evalfleet ls --verify`",

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 
 from evalfleet.model import Scored
 from evalfleet.names import INCOMING, PARTIAL
-from evalfleet.sim import ledger
 from evalfleet.state import AttemptState
+from sim import ledger
 from tests.folders import below
 
 from . import workload
