@@ -657,6 +657,7 @@ class Belonging(Struct, frozen=True, omit_defaults=True):
 
     `of_pool`: of a named pool; what was made before there was a tag for that does not tell.
     `kept_by`: what would keep its place from deleting it (a lock), and what to do about that.
+    `of_this_computer`: no other computer sees it.
     """
 
     machine: MachineId
@@ -668,6 +669,7 @@ class Belonging(Struct, frozen=True, omit_defaults=True):
     node: str = ""
     of_pool: bool = False
     kept_by: str = ""
+    of_this_computer: bool = False
 
 
 @runtime_checkable

@@ -95,7 +95,11 @@ def test_another_computer_takes_the_run_over_and_the_first_stops(
     assert refused.code == 2
     assert "takes it back" in refused.err
     assert refused.err.count("\n") == 1
-    fleet.sweep()
+    # its own machines are listed and reaped there: no other computer sees them
+    assert fleet("machines").out.count("its run was taken over\n") == 2
+    assert "deleted: 2" in fleet("reap", "--yes").out
+    assert fleet("machines").out == "nothing of ours exists at the places of evalfleet.toml\n"
+    assert not fleet.alive()
 
 
 @pytest.mark.nightly

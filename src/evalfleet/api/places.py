@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from evalfleet.errors import FleetError, PlaceError, RequestError
-from evalfleet.mirror import open_objects, store_url, try_out
+from evalfleet.journal import Store
+from evalfleet.mirror import Mirror, open_objects, store_url, try_out
 from evalfleet.model import SECOND, Micros, Needs
-from evalfleet.names import hint
+from evalfleet.names import folder_of, hint
 from evalfleet.planning.plugins import known, place_kind
 from evalfleet.planning.workspace import Workspace
 from evalfleet.ports import (
@@ -56,6 +57,8 @@ class Local:
     home_id: str = ""
     ended: frozenset[str] = frozenset()
     pools: frozenset[str] = frozenset()
+    taken: frozenset[str] = frozenset()
+    """Runs that another home has taken over. It deletes their machines, but for those of this computer."""
     refused: Mapping[str, str] = field(default_factory=dict[str, str])
     """Machine -> why its place did not delete it."""
 
@@ -151,13 +154,15 @@ async def machines(
     workspace: Workspace, *, all_owners: bool = False, pools: bool = False
 ) -> list[FoundBelonging]:
     """All that evalfleet has made at the places of evalfleet.toml. Raises RequestError, PlaceError."""
-    local, now = _local(workspace), workspace.now()
+    local, now = await _local(workspace), workspace.now()
     found: list[FoundBelonging] = []
-    for name in workspace.config.places:
+    for name in dict.fromkeys((*workspace.config.places, "local")):
         async with workspace.place(name) as place:
             if isinstance(place, Estate):
                 owner = place.owner
                 for each in await place.belongings():
+                    if any(each.of_this_computer and each == other.belonging for other in found):
+                        continue  # several places may be this computer
                     own = each.home == local.home_id or each.owner == owner
                     why = reason(each, local, now, own or all_owners, pools)
                     refused = local.refused.get(each.machine, "") if each.home == local.home_id else ""
@@ -178,6 +183,8 @@ def reason(belonging: Belonging, local: Local, now: Micros, may: bool, pools: bo
         return ""  # `pool delete` deletes it, at its own home
     if may and belonging.expires_at is not None and now > belonging.expires_at:
         return "expired"
+    if belonging.of_this_computer and pool in local.taken:
+        return "its run was taken over"
     return "its run has ended" if here and pool in local.ended else ""
 
 
@@ -236,7 +243,7 @@ async def delete_image(workspace: Workspace, found: FoundImage) -> None:
             await place.drop_image(found.image)
 
 
-def _local(workspace: Workspace) -> Local:
+async def _local(workspace: Workspace) -> Local:
     store = workspace.records_if_any()
     if store is None:
         return Local()
@@ -249,7 +256,21 @@ def _local(workspace: Workspace) -> Local:
         if state.machines[machine].delete_refused
     }
     pools = frozenset(info.name for info in store.streams() if info.kind == "pool" and not over[info.name])
-    return Local(store.home_id, frozenset(name for name, ended in over.items() if ended), pools, refused)
+    taken = {
+        name
+        for name, state in states.items()
+        if state.plan.store and not over[name] and await _is_taken(workspace, store, name, state.plan.store)
+    }
+    ended = frozenset(name for name, ended in over.items() if ended)
+    return Local(store.home_id, ended, pools, frozenset(taken), refused)
+
+
+async def _is_taken(workspace: Workspace, store: Store, run: str, url: str) -> bool:
+    folder = folder_of(workspace.home, run)
+    try:
+        return await Mirror(url, workspace.environment(), store, run, folder, claims=False).is_taken()
+    except FleetError:  # the store is away, or we may not look into it: nothing is known
+        return False
 
 
 # -- prices --------------------------------------------------------------------------------------

@@ -53,6 +53,11 @@ class Mirror:
         if await self._objects.read(last, 1) is None:
             raise StoreAway(f"{self._objects.url} holds no {last} any more: mount it, or put that back")
 
+    async def is_taken(self) -> bool:
+        """Return True if another home has the run now. Raises StoreAway, StoreRefused."""
+        newest = await self.sequence.newest()
+        return newest is not None and newest.home != self.store.home_id
+
     # -- before there is a run ---------------------------------------------------------------------
 
     async def reserve(self, *, dry: bool) -> None:

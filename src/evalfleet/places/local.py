@@ -26,7 +26,7 @@ from evalfleet.channels.supervisor.machine import DELETING, halt_machine, open_s
 from evalfleet.channels.supervisor.processes import host_environment
 from evalfleet.errors import ChannelError, NoSuchMachine, PlaceError
 from evalfleet.model import Machine, MachineId, Needs, Offer
-from evalfleet.ports import Channel, Dialled, Fence, PlaceContext
+from evalfleet.ports import Belonging, Channel, Dialled, Fence, PlaceContext
 
 START_S = 30.0
 
@@ -61,16 +61,25 @@ class LocalPlace:
         root: Path,
         secrets: Mapping[str, str] | None = None,
         samples: Samples | None = None,
+        home_id: str = "",
     ) -> None:
         self._name = name
         self._settings = settings
         self._root = Path(os.path.realpath(root))
         self._secrets = secrets or {}
         self._samples = samples
+        self._home_id = home_id
 
     @classmethod
     def make(cls, name: str, settings: LocalSettings, context: PlaceContext) -> LocalPlace:
-        return cls(name, settings, context.home / ".machines", context.secrets, Samples(context.home))
+        return cls(
+            name,
+            settings,
+            context.home / ".machines",
+            context.secrets,
+            Samples(context.home),
+            context.home_id,
+        )
 
     @property
     def name(self) -> str:
@@ -167,6 +176,24 @@ class LocalPlace:
             await asyncio.to_thread(remove_machine, directory)
         except OSError as err:
             raise PlaceError(f"{machine} cannot be removed: {err}", transient=True, scope="machine") from err
+
+    @property
+    def owner(self) -> str:
+        return ""
+
+    async def belongings(self) -> Sequence[Belonging]:
+        """The machines of this home. They end by themselves at their expiry, which they alone know."""
+        return [
+            Belonging(
+                *(MachineId(unquote(name)), self._home_id, "", socket.gethostname(), None),
+                (str(self._root / name),),
+                of_this_computer=True,
+            )
+            for name in sorted(_names(self._root))
+        ]
+
+    async def reap(self, belonging: Belonging) -> None:
+        await self.delete(belonging.machine)
 
     async def dial(self, machine: Machine, port: int) -> Dialled:
         return await asyncio.open_connection("127.0.0.1", port)
