@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -13,19 +14,18 @@ from typing import Any
 
 from evalfleet.api.documents import belonging_row
 from evalfleet.api.places import FoundBelonging
-from evalfleet.channels.mail_channel import MailChannel
-from evalfleet.channels.mailbox import Mail, open_mail
-from evalfleet.channels.mailboxes import KeptMailbox, Mailboxes
-from evalfleet.channels.supervisor.mailbox import mail_out, opened, seal, sealed
+from evalfleet.channels.mail.boxes import Mailboxes, MailStore
+from evalfleet.channels.mail.channel import MailChannel
+from evalfleet.channels.mail.lines import Mail
+from evalfleet.channels.supervisor.mailbox import mail_out, opened, sealed
 from evalfleet.channels.supervisor.pilot import ALLOCATED, END, START
 from evalfleet.errors import ChannelError, PlaceError, StaleController
 from evalfleet.model import Command, Job, MachineId
 from evalfleet.places.gce.lifecycle import host_key_in
 from evalfleet.places.slurm.commands import Slurm, refusal
 from evalfleet.places.slurm.login import Spoken
-from evalfleet.places.slurm.remote import LoginMail, MailClerk
 from evalfleet.places.slurm.sight import HomesTold, Sight, as_told, belonging, folder_of, queue_of
-from evalfleet.ports import Fence
+from evalfleet.ports import Fence, PlaceContext
 from tests import parcels
 from tests.integration.test_hostile_machine import CAPS, JOB, civil, line
 
@@ -36,6 +36,11 @@ HEADER = b'{"n":1,"read":1}\n'
 SECONDS, MAILED_S = 30.0, 2.0
 MACHINE = MachineId("run-home-1")
 Show = Callable[[str], None]
+
+
+def signed(name: str, data: bytes) -> bytes:
+    """Return what a machine with the key may put under this name: anything."""
+    return data + hmac.new(KEY.encode(), name.encode() + b"\0" + data, "sha256").digest()
 
 
 class HostileMail(Mail):
@@ -54,7 +59,7 @@ class HostileMail(Mail):
 
     async def create(self, name: str, content: bytes) -> bool:
         header, payload = opened(KEY, name, content)
-        of = str(header["line"]) if name.startswith("new/") else name.split("/")[1]
+        of = name.split("/")[1]
         self._read[of] = int(header["n"])
         if header.get("verb") == "pack":
             self._strike(of)
@@ -78,7 +83,7 @@ class HostileMail(Mail):
     def _put(self, of: str, data: bytes, *, plainly: bool = False) -> None:
         number = self._written[of] = self._written.get(of, 0) + 1
         name = mail_out(of, number)
-        self._here[name] = data if plainly else seal(KEY, name, data)
+        self._here[name] = data if plainly else signed(name, data)
 
     async def read(self, name: str) -> bytes | None:
         await asyncio.sleep(0)
@@ -136,7 +141,10 @@ class Marks(Mailboxes):
     """Mailboxes of which the pilot's marks are read."""
 
     def __init__(self, home: Path, data: bytes) -> None:
-        super().__init__(home)
+        async def opened() -> MailStore:
+            raise AssertionError("it opens no bucket")
+
+        super().__init__(PlaceContext(home, "home"), "owner", opened)
         self._data = data
 
     async def key(self, machine: MachineId) -> str:
@@ -150,17 +158,7 @@ class Marks(Mailboxes):
 
     async def read(self, name: str) -> bytes:
         start, _, end = self._data.partition(BETWEEN)
-        return seal(KEY, name, end if name == END else start)
-
-    async def _open(self, machine: MachineId, seconds: float) -> dict[str, Any]:
-        return {}
-
-    async def remove(self, machine: MachineId) -> None: ...
-
-    async def all(self) -> Sequence[KeptMailbox]:
-        return ()
-
-    async def remove_kept(self, box: KeptMailbox) -> None: ...
+        return signed(name, end if name == END else start)
 
 
 def read_marks(data: bytes, folder: Path, show: Show) -> None:
@@ -171,43 +169,6 @@ def read_marks(data: bytes, folder: Path, show: Show) -> None:
         show(f"{marks.start.start} {marks.start.node} {int(marks.start.at * 1e6)}")
     if marks.end is not None:
         show(f"{marks.end.why} {marks.end.code} {int(marks.end.ran_s * 1e6)} {int(marks.end.at * 1e6)}")
-
-
-class Clerk(asyncio.WriteTransport):
-    """A login node that answers anything about mailboxes."""
-
-    def __init__(self, protocol: asyncio.Protocol, data: bytes) -> None:
-        super().__init__()
-        self._protocol, self._data = protocol, data
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        asyncio.get_running_loop().call_soon(self._answer)
-
-    def _answer(self) -> None:
-        self._protocol.data_received(self._data)
-        self._protocol.connection_lost(None)
-
-    def abort(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
-def ask_clerk(data: bytes, folder: Path, show: Show) -> None:
-    """What a login node says of the mailboxes that it sees."""
-
-    async def listen() -> None:
-        async def open_line(protocol: asyncio.Protocol) -> asyncio.WriteTransport:
-            return Clerk(protocol, data)
-
-        for name in ("read", "names"):
-            mail = LoginMail(MailClerk(open_line), "folder")
-            with _refusals(show):
-                if name == "read":
-                    await mail.read("out/x/0000000001")
-                else:
-                    (await open_mail(mail, KEY, asyncio.Protocol())).abort()
-
-    asyncio.run(asyncio.wait_for(listen(), SECONDS))
 
 
 class SaidLogin:
@@ -285,10 +246,6 @@ MARKS = (
     b'{"start":"1.0","node":"n1","at":1800000000.5}\n' + BETWEEN + b'{"ran_s":3.5}\n',
     b'{"start":[],"node":null,"at":"inf"}\n' + BETWEEN + b'{"ran_s":1e999}\n',
 )
-CLERK_SAID = (
-    b'{"n":1,"content":"AAAA","names":["new/0000000001"]}\n',
-    b'{"n":1,"names":["new/' + b"9" * 20 + b'"],"error":"gone"}\n',
-)
 CLUSTER_SAID = (
     b"12|RUNNING|1-02:03:04|n1|main|None|evalfleet-h-m\n13|PENDING|0:00||main|JobHeldUser|m"
     + BETWEEN
@@ -306,7 +263,6 @@ WAYS: tuple[tuple[str, tuple[bytes, ...], Callable[[bytes, Path, Show], None]], 
     ("mail", mail_seeds(), read_mail),
     ("mail without the key", mail_seeds(), read_forged_mail),
     ("marks of pilots", MARKS, read_marks),
-    ("mailboxes of a login node", CLERK_SAID, ask_clerk),
     ("what a cluster says", CLUSTER_SAID, ask_cluster),
     ("guest attributes", ATTRIBUTES, read_attributes),
 )

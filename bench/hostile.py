@@ -30,8 +30,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from evalfleet.benchmarks.containers import ContainerSettings, image_step, in_container
-from evalfleet.channels.folder_mail import FolderClerk, FolderMail
-from evalfleet.channels.mailbox import empty_mail, open_mail
+from evalfleet.channels.mail.folder import FolderClerk, FolderMail
+from evalfleet.channels.mail.lines import empty_mail, open_mail
 from evalfleet.channels.supervisor.files import read_file
 from evalfleet.errors import ChannelError, FleetError
 from evalfleet.model import AttemptId, Bundle, Command, Isolation, Job, MachineId, Needs

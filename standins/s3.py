@@ -1,27 +1,23 @@
-"""A stand-in for S3 and STS: objects are moto's, and keys mean what they mean at Amazon's.
+"""A stand-in for S3: objects are moto's, and keys mean what they mean at Amazon's.
 
-moto lets everybody in. Here each request must be signed right (by botocore's own reckoning) by a key that
-exists, keys of a session may do what the session's policy says and nothing else, and end with it; and who may
-not list is not told whether an object exists. With `conditional=False` it overwrites what it is asked to
+moto lets everybody in. Here each request must be signed right (by botocore's own reckoning) by the user's
+key, in a header or in its address. With `conditional=False` it overwrites what it is asked to
 create, as s3rver and rclone's server do. `python -m standins.s3` serves one bucket until Ctrl-C.
 """
 
 from __future__ import annotations
 
-import fnmatch
 import io
-import json
 import logging
-import secrets
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import parse_qsl, quote
 
-from botocore.auth import S3SigV4Auth, S3SigV4QueryAuth, SigV4Auth
+from botocore.auth import S3SigV4Auth, S3SigV4QueryAuth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
@@ -33,18 +29,7 @@ from standins import by_hand
 BUCKET, REGION = "bucket", "us-east-1"
 OWN = ("AKIAUSER", "a secret of the user's")
 SKEW_S = 900.0
-LONGEST_S = {"GetFederationToken": 129_600, "AssumeRole": 43_200}
-ACTIONS = {"GET": "s3:GetObject", "HEAD": "s3:GetObject", "PUT": "s3:PutObject", "DELETE": "s3:DeleteObject"}
 Respond = Callable[[str, list[tuple[str, str]]], Any]
-
-
-class Session(NamedTuple):
-    """Keys that STS has made."""
-
-    secret: str
-    token: str
-    statements: list[dict[str, Any]]
-    until: float
 
 
 class Refused(Exception):
@@ -59,15 +44,11 @@ class S3:
         s3_backends["123456789012"]["aws"].create_bucket(BUCKET, REGION)
         self._moto = DomainDispatcherApplication(create_backend_app)
         self._conditional = conditional
-        self.sessions: dict[str, Session] = {}
 
     def __call__(self, environ: dict[str, Any], respond: Respond) -> Iterable[bytes]:
         body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
         try:
-            key, service = self._signer(environ, body)
-            if service == "sts":
-                return self._answer(respond, "200 OK", self._token(key, dict(parse_qsl(body.decode()))))
-            self._check_rights(key, environ)
+            self._check_signature(environ, body)
         except Refused as err:
             status, code, words = err.args
             text = f"<Error><Code>{code}</Code><Message>{words}</Message></Error>"
@@ -84,46 +65,33 @@ class S3:
 
     # -- who asks ------------------------------------------------------------------------------
 
-    def _signer(self, environ: Mapping[str, Any], body: bytes) -> tuple[str, str]:
-        """The key that has signed, and for which service."""
+    def _check_signature(self, environ: Mapping[str, Any], body: bytes) -> None:
         query = dict(parse_qsl(environ["QUERY_STRING"], keep_blank_values=True))
         said = str(environ.get("HTTP_AUTHORIZATION", ""))
         by_query = "X-Amz-Signature" in query
         if by_query:
             credential, moment = query["X-Amz-Credential"], query["X-Amz-Date"]
             given, names = query["X-Amz-Signature"], query["X-Amz-SignedHeaders"]
-            token = query.get("X-Amz-Security-Token", "")
         elif said.startswith("AWS4-HMAC-SHA256 "):
             fields = dict(part.strip().split("=", 1) for part in said.split(" ", 1)[1].split(","))
             credential, given, names = fields["Credential"], fields["Signature"], fields["SignedHeaders"]
             moment = str(environ.get("HTTP_X_AMZ_DATE", ""))
-            token = str(environ.get("HTTP_X_AMZ_SECURITY_TOKEN", ""))
         else:
             raise Refused(403, "AccessDenied", "Access Denied")
         key, _, _, service, _ = credential.split("/")
-        secret = self._secret(key, token)
+        if key != OWN[0]:
+            raise Refused(403, "InvalidAccessKeyId", "There is no such key")
         at = time.mktime(time.strptime(moment, "%Y%m%dT%H%M%SZ")) - time.timezone
         if by_query and time.time() > at + float(query["X-Amz-Expires"]):
             raise Refused(403, "AccessDenied", "Request has expired")
         if not by_query and abs(time.time() - at) > SKEW_S:
             raise Refused(403, "RequestTimeTooSkewed", "The difference is too large")
         request = self._request(environ, query, names, body, moment)
-        kind = S3SigV4QueryAuth if by_query else (S3SigV4Auth if service == "s3" else SigV4Auth)
-        signer = kind(Credentials(key, secret), service, REGION)
+        kind = S3SigV4QueryAuth if by_query else S3SigV4Auth
+        signer = kind(Credentials(*OWN), service, REGION)
         text = signer.string_to_sign(request, signer.canonical_request(request))
         if signer.signature(text, request) != given:
             raise Refused(403, "SignatureDoesNotMatch", "The request signature does not match")
-        return key, service
-
-    def _secret(self, key: str, token: str) -> str:
-        if key == OWN[0]:
-            return OWN[1]
-        session = self.sessions.get(key)
-        if session is None or session.token != token:
-            raise Refused(403, "InvalidAccessKeyId", "There is no such key")
-        if time.time() > session.until:
-            raise Refused(400, "ExpiredToken", "The provided token has expired.")
-        return session.secret
 
     def _request(
         self, environ: Mapping[str, Any], query: Mapping[str, str], names: str, body: bytes, moment: str
@@ -141,54 +109,11 @@ class S3:
         request.context["timestamp"] = moment
         return request
 
-    # -- what he may ---------------------------------------------------------------------------
 
-    def _check_rights(self, key: str, environ: Mapping[str, Any]) -> None:
-        session = self.sessions.get(key)
-        if session is None:
-            return
-        bucket, _, name = environ["PATH_INFO"].lstrip("/").partition("/")
-        action = ACTIONS.get(environ["REQUEST_METHOD"], "s3:Other") if name else "s3:ListBucket"
-        resource = f"arn:aws:s3:::{bucket}" + (f"/{name}" if name else "")
-        creates = "HTTP_IF_NONE_MATCH" in environ
-        if not any(_allows(each, action, resource, creates) for each in session.statements):
-            raise Refused(403, "AccessDenied", f"{action} is not allowed on {resource}")
-        if action == "s3:GetObject" and name not in s3_backends["123456789012"]["aws"].buckets[bucket].keys:
-            raise Refused(403, "AccessDenied", "Access Denied")  # it may not list
-
-    def _token(self, key: str, fields: Mapping[str, str]) -> str:
-        action, seconds = fields["Action"], int(fields["DurationSeconds"])
-        if action not in LONGEST_S or not 900 <= seconds <= LONGEST_S[action]:
-            raise Refused(400, "ValidationError", f"{action}, {seconds} s")
-        if action == "GetFederationToken" and key in self.sessions:
-            raise Refused(403, "AccessDenied", "Cannot call GetFederationToken with session credentials")
-        if action == "AssumeRole" and not fields["RoleArn"].startswith("arn:aws:iam::"):
-            raise Refused(403, "AccessDenied", "You may not assume this role")
-        policy = json.loads(fields["Policy"])
-        made = f"ASIA{secrets.token_hex(8).upper()}"
-        session = Session(
-            secrets.token_urlsafe(30),
-            f"{secrets.token_urlsafe(60)}+/==",
-            policy["Statement"],
-            time.time() + seconds,
-        )
-        self.sessions[made] = session
-        until = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(session.until))
-        return (
-            f'<{action}Response xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><{action}Result><Credentials>'
-            f"<AccessKeyId>{made}</AccessKeyId><SecretAccessKey>{session.secret}</SecretAccessKey>"
-            f"<SessionToken>{session.token}</SessionToken><Expiration>{until}</Expiration>"
-            f"</Credentials></{action}Result></{action}Response>"
-        )
-
-
-def _allows(statement: Mapping[str, Any], action: str, resource: str, creates: bool) -> bool:
-    assert statement["Effect"] == "Allow", statement
-    if condition := statement.get("Condition"):
-        assert condition == {"Null": {"s3:if-none-match": "false"}}, condition
-        if not creates:
-            return False
-    return action in statement["Action"] and fnmatch.fnmatchcase(resource, statement["Resource"])
+def contents() -> dict[str, bytes]:
+    """Return all that is in the bucket of a stand-in in this process."""
+    keys = s3_backends["123456789012"]["aws"].buckets[BUCKET].keys
+    return {name: key.value for name, key in list(keys.items())}
 
 
 def environ_of(url: str) -> dict[str, str]:

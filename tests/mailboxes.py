@@ -12,18 +12,25 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from evalfleet.channels.artefacts import LocalMover
-from evalfleet.channels.folder_mail import FolderClerk, FolderMail
 from evalfleet.channels.link import OpenLink
-from evalfleet.channels.mail_channel import MailChannel
-from evalfleet.channels.mailbox import Mail, StoreMail, empty_mail, open_mail
+from evalfleet.channels.mail.channel import MailChannel
+from evalfleet.channels.mail.folder import FolderClerk, FolderMail
+from evalfleet.channels.mail.lines import (
+    LINES_AHEAD,
+    Mail,
+    StoreMail,
+    empty_mail,
+    first_uses,
+    open_mail,
+    signed,
+)
 from evalfleet.channels.program import archive
 from evalfleet.channels.resident import Resident
 from evalfleet.channels.supervisor.files import read_key
-from evalfleet.mirror.objects import open_objects
+from evalfleet.mirror import open_bucket
 from evalfleet.model import Machine, MachineId, Offer
 from evalfleet.places.local import LocalPlace, LocalSettings
-from evalfleet.ports import Channel, Fence, Objects
-from standins.gcs import CloudStorage
+from evalfleet.ports import Bucket, Channel, Fence
 from tests.pythons import python_3_8
 
 QUICK_S = (0.02, 0.2)
@@ -86,14 +93,14 @@ class MailboxPlace(LocalPlace):
     def mail(self, machine: str) -> Mail:
         return FolderMail(self._clerk, str(self._directory(machine) / "mail"), self._nodes.pace_s)
 
-    def way(self, machine: str) -> dict[str, Any]:
+    async def way(self, machine: str) -> dict[str, Any]:
         folder = self._directory(machine) / "mail"
         folder.mkdir(exist_ok=True)
         return {"folder": str(folder)}
 
     async def create(self, machine: MachineId, offer: Offer, expires_s: float) -> None:
         await super().create(machine, offer, expires_s)
-        self._nodes.start(self._directory(machine), self.way(machine))
+        self._nodes.start(self._directory(machine), await self.way(machine))
 
     async def delete(self, machine: MachineId) -> None:
         self._nodes.end(self._directory(machine))
@@ -103,52 +110,42 @@ class MailboxPlace(LocalPlace):
         directory = self._directory(machine.id)
 
         async def dial(protocol: asyncio.Protocol) -> OpenLink:
-            key = read_key(str(directory))
-            return OpenLink(await open_mail(self.mail(machine.id), key, protocol), key)
+            line = await open_mail(self.mail(machine.id), read_key(str(directory)), protocol)
+            return OpenLink(line, write_secret=line.write_secret)
 
         return Resident(dial, LocalMover(directory, {}), fence, {})
 
 
 class Store(NamedTuple):
-    """A bucket, and how each end of a mailbox reaches it."""
+    """A bucket, as evalfleet reaches it."""
 
     url: str
-    """As `evalfleet` writes it."""
     environ: Mapping[str, str]
-    way: Mapping[str, Any]
-    """As machines are told, but for where a mailbox is in it."""
-
-
-def cloud_storage(storage: CloudStorage, folder: Path) -> Store:
-    way = {
-        "url": f"{storage.url}/bucket",
-        "headers": {"Authorization": f"Bearer {storage.identity.token()}"},
-        "create": {"x-goog-if-generation-match": "0"},
-    }
-    return Store("gs://bucket", storage.environ(folder), way)
 
 
 class StorePlace(MailboxPlace):
     """Machines that share no files with the controller: nothing but objects of a bucket, which they reach by
-    HTTP with a token."""
+    HTTP through signed addresses."""
 
-    def __init__(self, root: Path, nodes: Nodes, store: Store) -> None:
+    def __init__(self, root: Path, nodes: Nodes, store: Store, secrets: Mapping[str, str]) -> None:
         super().__init__(root, nodes)
-        self._store = store
-        self._objects = open_objects(f"{store.url}/mail", store.environ)  # one for all, as places have it
+        self._bucket = open_bucket(f"{store.url}/mail", store.environ)  # one for all, as places have it
+        self._secrets = secrets
 
     def mail(self, machine: str) -> Mail:
-        async def opened() -> Objects:
-            return self._objects
+        async def opened() -> Bucket:
+            return self._bucket
 
         return StoreMail(opened, machine, self._nodes.pace_s)
 
-    def way(self, machine: str) -> dict[str, Any]:
-        return {**self._store.way, "url": f"{self._store.way['url']}/mail/{machine}"}
+    async def way(self, machine: str) -> dict[str, Any]:
+        uses = first_uses(range(1, LINES_AHEAD + 1))
+        return {"urls": await signed(self._bucket, f"{machine}/", uses, 3600.0)}
 
     async def delete(self, machine: MachineId) -> None:
         await super().delete(machine)
         await empty_mail(self.mail(machine))
 
     def channel(self, machine: Machine, fence: Fence) -> Channel:
-        return MailChannel(self.mail(machine.id), read_key(str(self._directory(machine.id))), fence, {})
+        key = read_key(str(self._directory(machine.id)))
+        return MailChannel(self.mail(machine.id), key, fence, self._secrets)

@@ -317,9 +317,8 @@ class KeptFiles(Struct, frozen=True):
     """Name -> where it is here."""
     digests: Mapping[str, str]
     """Name -> SHA-256 of its contents."""
-    variables: tuple[str, str]
-    """By these, which are secrets, the step that asks for them learns their address, and a token to read
-    it."""
+    variable: str
+    """By this, which is a secret, the step that asks for them learns the address of each, as JSON."""
 
 
 class SetupStep(Struct, frozen=True, omit_defaults=True):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import (
     AsyncGenerator,
+    AsyncIterable,
     AsyncIterator,
     Awaitable,
     Callable,
@@ -329,13 +330,41 @@ class Objects(Protocol):
         ...
 
 
+class Bucket(Objects, Protocol):
+    """Objects of a cloud's storage, which can be reached by signed addresses."""
+
+    async def replace(self, name: str, content: bytes | Path | AsyncIterable[bytes]) -> None:
+        """Write the object, whatever was there. No part of it can be read before all of it is written."""
+        ...
+
+    async def sign(self, method: str, names: Sequence[str], seconds: float) -> list[str]:
+        """Return addresses that let their holder do this with each object for so long."""
+        ...
+
+
+class OpenBucket(Protocol):
+    """How the objects below a bucket's URL are opened.
+
+    Where the URL and the environment do not say how to log in, `token` returns a token of the login. `ca` is
+    a file with certificate authorities to trust. Raises RequestError.
+    """
+
+    def __call__(
+        self,
+        url: str,
+        environ: Mapping[str, str],
+        token: Callable[[], Awaitable[str]] | None = None,
+        ca: str = "",
+    ) -> Bucket: ...
+
+
 @dataclass(frozen=True)
 class PlaceContext:
     """What a place may know of us. `base` is where relative paths in its settings start.
 
     `secrets` are the values that jobs may ask for by name, and nothing else: they are masked wherever they
     turn up. `environ` is the environment as resolved (.env and --env-file too), for the clouds' variables.
-    `for_pool`: what is made there is a named pool's, which outlives runs. `open_objects`: how objects below a
+    `for_pool`: what is made there is a named pool's, which outlives runs. `open_bucket`: how objects below a
     bucket's URL are reached, for a place whose machines are reached by them.
     """
 
@@ -345,7 +374,7 @@ class PlaceContext:
     environ: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     base: Path = field(default_factory=Path)
     for_pool: bool = False
-    open_objects: Callable[[str, Mapping[str, str]], Objects] | None = None
+    open_bucket: OpenBucket | None = None
 
 
 class Place(Protocol):
@@ -527,9 +556,9 @@ class KeepsFiles(Protocol):
 
     async def keep_files(
         self, files: KeptFiles, lasts_s: float, tell: Callable[[str], None]
-    ) -> tuple[str, str]:
-        """Put files there, unless they are there already. Returns their address, and a token that lets
-        machines read them for so many seconds.
+    ) -> Mapping[str, str]:
+        """Put files there, unless they are there already. Returns an address for each, by which machines read
+        it for so many seconds.
 
         Repeated, it goes on where it was; nobody sees half of it. Raises PlaceError and RequestError.
         """

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import formatdate
-from urllib.parse import unquote
+from urllib.parse import unquote, urlencode
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
@@ -33,6 +33,7 @@ LENT = base64.b64encode(b"a key that the stand-in lends to who is logged in").de
 KEY = base64.b64encode(b"a key of the stand-in's, which everybody may know, 64 bytes long").decode()
 MOST_BYTES = 64 << 20
 PAGE = 5000
+STAMPS = {"ETag": '"0x8DC"', "Last-Modified": "Wed, 18 Nov 2026 00:00:00 GMT"}
 _META = "x-ms-meta-"
 _NEEDED = {"GET": "r", "HEAD": "r", "PUT": "cw", "DELETE": "d"}
 
@@ -75,7 +76,7 @@ class BlobStorage:
         self.roles = {"Storage Blob Data Contributor", "Storage Blob Delegator"}
         """Those of the login."""
         self._runners: list[web.AppRunner] = []
-        self.containers: dict[str, BlobContainer] = {}
+        self.containers: dict[str, BlobContainer] = {"evalfleet": BlobContainer({})}
         self.calls: list[tuple[str, str, int]] = []
         self.is_away = False
         """Does it answer 503 to everything?"""
@@ -98,7 +99,8 @@ class BlobStorage:
             await listener.end(runner)
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
-        container, _, blob = unquote(request.path).strip("/").partition("/")
+        path = unquote(request.path).strip("/")  # as those of an emulator, it begins with the account
+        container, _, blob = path.removeprefix(ACCOUNT).strip("/").partition("/")
         try:
             if self.is_away:
                 self.refused += 1
@@ -108,10 +110,12 @@ class BlobStorage:
                 return _broken(request)
             if self.is_closed:
                 self.refused += 1
-                by_login = "Authorization" in request.headers
+                by_login = request.headers.get("Authorization", "").startswith("Bearer ")
                 code = "AuthorizationPermissionMismatch" if by_login else "AuthenticationFailed"
                 raise BlobError(403, code, "Server failed to authenticate the request.")
-            if "Authorization" in request.headers:
+            if request.headers.get("Authorization", "").startswith("SharedKey "):
+                self._check_key(request)
+            elif "Authorization" in request.headers:
                 self._check_login(request.headers["Authorization"], dict(request.query))
             else:
                 self._check(request.method, dict(request.query), container, blob)
@@ -141,6 +145,27 @@ class BlobStorage:
         if ("Storage Blob Delegator" if lends else "Storage Blob Data Contributor") not in self.roles:
             words = "This request is not authorized to perform this operation using this permission."
             raise BlobError(403, "AuthorizationPermissionMismatch", words)
+
+    def _check_key(self, request: web.Request) -> None:
+        """Raises BlobError unless the account's key has signed the request."""
+        if not self.takes_keys:
+            words = "Key based authentication is not permitted on this storage account."
+            raise BlobError(403, "KeyBasedAuthenticationNotPermitted", words)
+        given = request.headers
+        length = given.get("Content-Length", "")
+        names = ["Content-Encoding", "Content-Language", "", "Content-MD5", "Content-Type", "Date"]
+        names += ["If-Modified-Since", "If-Match", "If-None-Match", "If-Unmodified-Since", "Range"]
+        lines = [given.get(name, "") if name else "" if length == "0" else length for name in names]
+        own = sorted(
+            (name.lower(), value) for name, value in given.items() if name.lower().startswith("x-ms-")
+        )
+        resource = f"/{ACCOUNT}{request.raw_path.partition('?')[0]}"
+        asked = [f"{name.lower()}:{value}" for name, value in sorted(request.query.items())]
+        signed = "\n".join([request.method, *lines, *(f"{k}:{v}" for k, v in own), resource, *asked])
+        digest = hmac.new(base64.b64decode(KEY), signed.encode(), "sha256").digest()
+        expected = f"SharedKey {ACCOUNT}:{base64.b64encode(digest).decode()}"
+        if not hmac.compare_digest(expected, given["Authorization"]):
+            raise BlobError(403, "AuthenticationFailed", "Server failed to authenticate the request.")
 
     def _lend_key(self, content: bytes) -> web.Response:
         """A key for as long as the body asks, but no longer than seven days."""
@@ -200,9 +225,11 @@ class BlobStorage:
             return self._list_blobs(
                 self._need(container), query.get("prefix", ""), query.get("delimiter", "")
             )
-        if query.get("restype") == "container":
+        if query.get("restype") == "container" and query.get("comp") != "batch":
             return self._on_container(request, container)
         held = self._need(container)
+        if query.get("comp") == "batch":
+            return _delete_many(request, held, container, content)
         if query.get("comp") in ("block", "blocklist"):
             return _on_blocks(request, held, blob, content)
         return self._on_blob(request, held, blob, content)
@@ -220,12 +247,12 @@ class BlobStorage:
                 held.blobs[blob], held.told[blob] = content, _metadata(request)
                 held.blocks.pop(blob, None)
                 held.parts.pop(blob, None)
-                return web.Response(status=201)
+                return web.Response(status=201, headers=STAMPS)
             case "GET" if blob in held.blobs:
                 return _part(held.blobs[blob], request.headers.get("Range", ""))
             case "HEAD" if blob in held.blobs:
                 told = {f"{_META}{name}": value for name, value in held.told.get(blob, {}).items()}
-                return web.Response(status=200, headers=told)
+                return web.Response(status=200, headers={**told, **STAMPS})
             case "DELETE" if blob in held.blobs:
                 del held.blobs[blob]
                 return web.Response(status=202)
@@ -271,8 +298,40 @@ class BlobStorage:
         names = [name for name in sorted(held.blobs) if name.startswith(prefix)]
         if delimiter:
             names = [name for name in names if delimiter not in name[len(prefix) :]]
-        items = "".join(f"<Blob><Name>{escape(name)}</Name></Blob>" for name in names)
+        items = "".join(
+            f"<Blob><Name>{escape(name)}</Name><Properties><Last-Modified>{STAMPS['Last-Modified']}"
+            f"</Last-Modified><Content-Type>application/octet-stream</Content-Type><Etag>{STAMPS['ETag']}</Etag><Content-Length>{len(held.blobs[name])}"
+            "</Content-Length></Properties></Blob>"
+            for name in names
+        )
         return _xml(f"<Blobs>{items}</Blobs>")
+
+
+def container_token(container: str) -> str:
+    """Return a shared access signature to read a container's blobs, as people make one by `az`."""
+    until = "2999-01-01T00:00:00Z"
+    signed = ["r", "", until, f"/blob/{ACCOUNT}/{container}", "", "", "", "2022-11-02", "c", *[""] * 7]
+    digest = hmac.new(base64.b64decode(KEY), "\n".join(signed).encode(), "sha256").digest()
+    return urlencode({"sp": "r", "se": until, "sv": "2022-11-02", "sr": "c", "sig": base64.b64encode(digest)})
+
+
+def _delete_many(request: web.Request, held: BlobContainer, container: str, content: bytes) -> web.Response:
+    """Delete what the parts of a batch name."""
+    paths = re.findall(rb"^DELETE (\S+) HTTP/1.1", content, re.MULTILINE)
+    answers: list[str] = []
+    for number, path in enumerate(paths):
+        name = unquote(path.decode().partition("?")[0]).partition(f"/{container}/")[2]
+        found = held.blobs.pop(name, None) is not None
+        status = "202 Accepted" if found else "404 The specified blob does not exist."
+        code = "" if found else "x-ms-error-code: BlobNotFound\r\n"
+        answers.append(
+            f"--answers\r\nContent-Type: application/http\r\nContent-ID: {number}\r\n\r\n"
+            f"HTTP/1.1 {status}\r\n{code}x-ms-version: 2023-11-03\r\n\r\n"
+        )
+    text = "".join(answers) + "--answers--\r\n"
+    return web.Response(
+        status=202, body=text.encode(), headers={"Content-Type": "multipart/mixed; boundary=answers"}
+    )
 
 
 def _metadata(request: web.Request) -> dict[str, str]:
@@ -290,7 +349,11 @@ def _on_blocks(request: web.Request, held: BlobContainer, blob: str, content: by
                 raise BlobError(400, "InvalidBlobOrBlock", "The specified blob or block content is invalid.")
             sent[block] = content
         case "PUT", _:
-            ids = [each.text or "" for each in ElementTree.fromstring(content).iter("Latest")]
+            ids = [
+                each.text or ""
+                for each in ElementTree.fromstring(content)
+                if each.tag in ("Latest", "Uncommitted")
+            ]
             known = {**held.parts.get(blob, {}), **sent}
             if any(block not in known for block in ids):
                 raise BlobError(400, "InvalidBlockList", "The specified block list is invalid.")
@@ -305,7 +368,7 @@ def _on_blocks(request: web.Request, held: BlobContainer, blob: str, content: by
             return web.Response(text=listed, content_type="application/xml")
         case _:
             raise BlobError(404, "BlobNotFound", "The specified blob does not exist.")
-    return web.Response(status=201)
+    return web.Response(status=201, headers=STAMPS)
 
 
 def _moment(stamp: str) -> float:
@@ -329,9 +392,9 @@ def _part(content: bytes, span: str) -> web.Response:
     """What is asked for of a blob: all of it, or a range of bytes."""
     found = re.fullmatch(r"bytes=(\d+)-(\d+)", span)
     if found is None:
-        return web.Response(status=200, body=content)
+        return web.Response(status=200, body=content, headers=STAMPS)
     first, last = int(found[1]), min(int(found[2]), len(content) - 1)
     if first > last:
         raise BlobError(416, "InvalidRange", "The range specified is invalid for the current size.")
-    told = {"Content-Range": f"bytes {first}-{last}/{len(content)}"}
+    told = {"Content-Range": f"bytes {first}-{last}/{len(content)}", **STAMPS}
     return web.Response(status=206, body=content[first : last + 1], headers=told)

@@ -14,6 +14,7 @@ from urllib.parse import unquote
 from aiohttp import web
 
 from lab.network import GATEWAY
+from standins.azure.blobs import ACCOUNT as STORAGE
 from standins.azure.blobs import BlobStorage
 from standins.azure.entra import EntraServer, EntraStandIn
 from standins.azure.identity import BATCH, RESOURCE_MANAGER, Identity
@@ -122,8 +123,8 @@ class StandIn(EntraStandIn):
         self.storage = BlobStorage(time.time, self.identity)  # by the clock that `Date` tells
         self._storage_socket = socket.create_server((LOOPBACK, 0), backlog=1024)
         self._storage_port: int = self._storage_socket.getsockname()[1]
-        self.storage_endpoint = f"https://{LOOPBACK}:{self._storage_port}"
-        self.storage_endpoint_inside = f"https://{GATEWAY}:{self._storage_port}"
+        self.storage_endpoint = f"https://{LOOPBACK}:{self._storage_port}/{STORAGE}"
+        self.storage_endpoint_inside = f"https://{GATEWAY}:{self._storage_port}/{STORAGE}"
         self.storage.script = self._script
         if nodes is not None:
             nodes.environ = {"SSL_CERT_FILE": str(self.ca)}
@@ -179,7 +180,7 @@ class StandIn(EntraStandIn):
             lambda: [
                 *(each.id for each in service.pools.values()),
                 *(each.id for each in service.jobs.values()),
-                *self.storage.containers,
+                *self.storage.containers["evalfleet"].blobs,
             ]
         )
 

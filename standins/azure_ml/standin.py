@@ -7,7 +7,7 @@ import ssl
 import time
 
 from lab.network import GATEWAY
-from standins.azure.blobs import BlobContainer, BlobStorage
+from standins.azure.blobs import ACCOUNT, BlobContainer, BlobStorage
 from standins.azure.standin import StandIn as AzureStandIn
 from standins.azure.store import Group
 from standins.azure.words import SUBSCRIPTION
@@ -43,8 +43,8 @@ class StandIn(AzureStandIn):
         listener = socket.create_server((LOOPBACK, 0), backlog=1024)
         self._storage_socket: socket.socket | None = listener
         self._storage_port: int = listener.getsockname()[1]
-        self.storage_endpoint = f"https://{LOOPBACK}:{self._storage_port}"
-        self.storage_endpoint_inside = f"https://{GATEWAY}:{self._storage_port}"
+        self.storage_endpoint = f"https://{LOOPBACK}:{self._storage_port}/{ACCOUNT}"
+        self.storage_endpoint_inside = f"https://{GATEWAY}:{self._storage_port}/{ACCOUNT}"
         self.service = Service(self.cloud, self.storage, nodes or Paper(), ml_timing or Timing(), self.ca)
         self.service.node_environ = {"SSL_CERT_FILE": str(self.ca)}
         MachineLearning(self.cloud, self.arm, self.service)
@@ -93,7 +93,11 @@ class StandIn(AzureStandIn):
                 *(cluster.name for cluster in service.clusters.values()),
                 *(instance.name for instance in service.instances.all.values()),
                 *(job.name for job in service.jobs.values()),
-                *(name for name in self.storage.containers if not name.startswith("azureml")),
+                *(
+                    name
+                    for name in self.storage.containers[CONTAINER].blobs
+                    if name.startswith(("evalfleet/mail/", "evalfleet/instances/"))
+                ),
             ]
         )
 

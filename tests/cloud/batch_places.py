@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from evalfleet.mirror import open_bucket
 from evalfleet.model import MachineId, Needs, Offer
 from evalfleet.places.azure_batch import AzureBatchPlace, AzureBatchSettings
 from evalfleet.ports import Check, PlaceContext
@@ -47,7 +48,9 @@ def place(
     name_of_place: str = "batch",
     **more: Any,
 ) -> AzureBatchPlace:
-    context = PlaceContext(home, home_id, {}, batch.service_principal(inside=inside), home)
+    context = PlaceContext(
+        home, home_id, {}, batch.service_principal(inside=inside), home, open_bucket=open_bucket
+    )
     return AzureBatchPlace.make(name_of_place, settings(batch, inside=inside, **more), context)
 
 

@@ -6,6 +6,10 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import obstore
+from obstore.store import MemoryStore
+
+from evalfleet.mirror import open_bucket
 from evalfleet.model import MachineId, Needs, Offer
 from evalfleet.places.azure_ml import AzureMlPlace, AzureMlSettings
 from evalfleet.places.azure_ml.instances import AzureMlInstances
@@ -39,19 +43,23 @@ def settings(ml: StandIn, **more: Any) -> AzureMlSettings:
 def place(
     ml: StandIn, home: Path, *, home_id: str = HOME, name_of_place: str = "ml", **more: Any
 ) -> AzureMlPlace:
-    context = PlaceContext(home, home_id, {}, ml.service_principal(), home)
+    context = PlaceContext(home, home_id, {}, ml.service_principal(), home, open_bucket=open_bucket)
     made = AzureMlPlace.make(name_of_place, settings(ml, **more), context)
     assert isinstance(made, AzureMlPlace)
     return made
+
+
+# threads of obstore's stay in the network in which the first call was made: not in one of a lab's
+obstore.put(MemoryStore(), "first", b"")
 
 
 def instances(ml: StandIn, home: Path, *, inside: bool = True, **more: Any) -> AzureMlInstances:
     """The place whose machines are compute instances. `inside`: the caller is in the machines' network."""
     environ = ml.service_principal()
     if inside:
-        here = {"endpoint": ml.endpoint_inside, "storage_endpoint": ml.storage_endpoint_inside}
-        environ, more = {**environ, "AZURE_AUTHORITY_HOST": ml.endpoint_inside}, {**here, **more}
-    context = PlaceContext(home, HOME, {}, environ, home)
+        environ = {**environ, "AZURE_AUTHORITY_HOST": ml.endpoint_inside}
+        more = {"endpoint": ml.endpoint_inside, **more}
+    context = PlaceContext(home, HOME, {}, environ, home, open_bucket=open_bucket)
     made = AzureMlPlace.make("ml", settings(ml, compute="instances", **more), context)
     assert isinstance(made, AzureMlInstances)
     return made

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from evalfleet.channels.mailboxes import MailPilot
+from evalfleet.channels.mail.boxes import MailPilot
 from evalfleet.errors import PlaceError
 from evalfleet.model import Needs
 from evalfleet.places.azure.services import (

@@ -152,7 +152,7 @@ def test_no_port_is_open_and_what_everybody_may_read_leads_nowhere_but_once(
     pool = job["poolInfo"]["autoPoolSpecification"]["pool"]
     assert "networkConfiguration" not in pool
     environ = {each["name"]: each["value"] for each in job["jobManagerTask"]["environmentSettings"]}
-    assert set(json.loads(environ["EVALFLEET_MAILBOX"])) == {"take", "headers"}
+    assert set(json.loads(environ["EVALFLEET_MAILBOX"])) == {"GET", "DELETE", "PUT"}
     until(lambda: not batch.left(), lambda: f"{batch.left()}")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from evalfleet.channels.mailboxes import MailPilot
+from evalfleet.channels.mail.boxes import MailPilot
 from evalfleet.model import MachineId
 from evalfleet.places.azure.arm import ArmClient, ArmEndpoint
 from evalfleet.places.azure_ml import AzureMlSettings

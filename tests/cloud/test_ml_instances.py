@@ -181,7 +181,7 @@ def test_azure_stops_it_at_its_end_and_what_is_left_can_be_reaped(ml: StandIn, t
         (machine,) = await made.list("run")
         assert (machine.phase, machine.detail) == ("gone", "Azure ML: stopped by Azure (Schedule)")
         (left,) = await made.belongings()
-        assert [part.split()[0] for part in left.parts] == ["container", "instance"]
+        assert [part.split()[0] for part in left.parts] == ["folder", "instance"]
         assert (left.machine, left.home, left.owner) == (ONE, HOME, "tester")
         assert (left.expires_at or 0) / 1e6 < ml.clock.now(), "it has expired"
         await made.reap(left)

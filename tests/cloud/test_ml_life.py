@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 
-from evalfleet.channels.mailboxes import WAY
+from evalfleet.channels.mail.boxes import WAY, Mailboxes
 from evalfleet.channels.samples import Load
 from evalfleet.channels.supervisor.mailbox import sealed
 from evalfleet.channels.supervisor.pilot import END, NO_KVM, START
 from evalfleet.errors import PlaceError
 from evalfleet.model import Needs
 from evalfleet.places.azure.arm import ArmClient, ArmEndpoint
-from evalfleet.places.azure.mailboxes import container_of
 from evalfleet.places.azure_ml import AzureMlPlace
 from evalfleet.places.azure_ml.monitor import MlMonitor
 from evalfleet.places.azure_ml.settings import MlAccount
 from standins.azure.blobs import KEY
 from standins.azure_ml import StandIn
+from standins.azure_ml.api import CONTAINER
 from tests.cloud import mail_desk
 from tests.cloud.mail_desk import seen
 from tests.cloud.ml_places import FAST, HOME, SIZE, examine, machine_id, offer, place
@@ -31,7 +31,7 @@ from tests.waiting import until, until_async
 LIFE_S = 3600.0
 ONE = machine_id()
 JOB = f"evalfleet-{ONE}"
-BOX = container_of("ml", HOME, ONE)
+BOX = Mailboxes.name(HOME, ONE)
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ async def _running(ml: StandIn) -> bool:
 
 def put(ml: StandIn, name: str, content: bytes) -> None:
     """What a pilot would write into its mailbox."""
-    ml.do(lambda: ml.storage.containers[BOX].blobs.__setitem__(name, content))
+    ml.do(lambda: ml.storage.containers[CONTAINER].blobs.__setitem__(f"evalfleet/mail/{BOX}/{name}", content))
 
 
 def mark(ml: StandIn, name: str, **said: Any) -> None:
@@ -98,7 +98,7 @@ def mark(ml: StandIn, name: str, **said: Any) -> None:
 
 def begin(ml: StandIn) -> None:
     """As a pilot does: it takes its orders, and says that it is there."""
-    ml.do(lambda: ml.storage.containers[BOX].blobs.pop(WAY))
+    ml.do(lambda: ml.storage.containers[CONTAINER].blobs.pop(f"evalfleet/mail/{BOX}/{WAY}"))
     mark(ml, START, start="1", node="n1")
 
 

@@ -7,20 +7,22 @@ import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 import pytest
 
-from evalfleet.channels.mail_channel import MailChannel
+from evalfleet.channels.mail.lines import INPUTS_AHEAD, LINES_AHEAD
+from evalfleet.channels.supervisor.files import read_key
 from evalfleet.channels.supervisor.mailbox import OBJECT_CAP, PAYLOAD_BYTES, WINDOW
 from evalfleet.errors import ChannelError, MachineForged, StaleController
 from evalfleet.model import AttemptId, Bundle, Command, Job
 from evalfleet.ports import Channel, Place
 from evalfleet.testing import ChannelContract, Harness, ShellHarness
 from evalfleet.testing.harness import raised
-from standins.gcs import CloudStorage
-from tests.azurite import azurite, signature
-from tests.mailboxes import MailboxPlace, Nodes, Store, StorePlace, cloud_storage
+from standins import s3
+from tests.azurite import azurite
+from tests.mailboxes import MailboxPlace, Nodes, Store, StorePlace
 from tests.waiting import PATIENCE_S, allow_for_load, slowness, until_async
 
 
@@ -45,19 +47,25 @@ class MailboxHarness(ShellHarness):
 class StoreHarness(MailboxHarness):
     unit_s = 1.0  # a job must last until another controller has got through
 
+    secrets: Mapping[str, str] = MappingProxyType({})
+
     def __init__(self) -> None:
         super().__init__()
-        self.storage = CloudStorage("bucket")
-        self.storage.__enter__()
-        self.store = cloud_storage(self.storage, self.directory)
+        self._serving = s3.serving()
+        self.store = Store("s3://bucket", s3.environ_of(self._serving.__enter__()))
 
     def make_place(self) -> Place:
-        return StorePlace(self.directory / "machines", self.nodes, self.store)
+        return StorePlace(self.directory / "machines", self.nodes, self.store, self.secrets)
+
+    def contents(self) -> dict[str, bytes]:
+        """All that is in the bucket."""
+        return s3.contents()
 
     def close(self) -> None:
         super().close()
-        self.storage.__exit__(None, None, None)
-        assert not self.storage.buckets["bucket"], "mail is left"
+        left = self.contents()
+        self._serving.__exit__(None, None, None)
+        assert not left, "mail is left"
 
 
 class TestFolder:
@@ -81,21 +89,16 @@ class TestAllOfStore(ChannelContract):
 
 
 class BlobHarness(MailboxHarness):
-    """A bucket of another cloud, with a signature that allows to read and to create, and nothing else."""
+    """A bucket of another cloud."""
 
     unit_s = 1.0
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         super().__init__()
-        way = {
-            "url": f"{environ['AZURE_STORAGE_ENDPOINT']}/bucket",
-            "query": signature("rc"),
-            "create": {"If-None-Match": "*", "x-ms-blob-type": "BlockBlob"},
-        }
-        self.store = Store("az://bucket", environ, way)
+        self.store = Store("az://bucket", environ)
 
     def make_place(self) -> Place:
-        return StorePlace(self.directory / "machines", self.nodes, self.store)
+        return StorePlace(self.directory / "machines", self.nodes, self.store, {})
 
 
 @pytest.mark.nightly
@@ -271,15 +274,45 @@ async def test_what_both_have_read_is_removed(world: World) -> None:
     assert len(world.objects()) < WINDOW + 8, "objects pile up"
 
 
-@in_world
-async def test_nobody_reads_in_the_mailbox_what_a_job_is_told(world: World) -> None:
-    command = Command(("sh", "-c", "true"), env={"WORD": "tell-tale-word"})
-    channel = await world.channel()
-    await channel.start(Job(AttemptId("t.0"), command, 60.0))
-    content = b"".join(path.read_bytes() for path in world.objects())
-    assert content
-    assert b"tell-tale-word" not in content
-    await channel.ended(AttemptId("t.0"))
+PLANTED = "tell-tale-word"
+
+
+def test_secrets_and_addresses_are_in_no_mail_and_go_when_they_are_read() -> None:
+    """Also of the machine's key, which its supervisor asks for, nothing is seen in the bucket."""
+    harness = StoreHarness()
+    harness.secrets = {"TOKEN": PLANTED}
+
+    async def main() -> None:
+        place = harness.place()
+        channel = harness.channel(place, await harness.bring_up(place))
+        command = Command(("sh", "-c", f'test "$TOKEN" = {PLANTED}'), secrets=("TOKEN",))
+        seen: dict[str, bytes] = {}
+        stop = asyncio.Event()
+
+        async def watch() -> None:
+            while not stop.is_set():
+                seen.update(harness.contents())
+                await asyncio.sleep(0.001)
+
+        watcher = asyncio.create_task(watch())
+        await channel.start(Job(AttemptId("t.0"), command, 60.0))
+        assert (await channel.ended(AttemptId("t.0"))).exit_code == 0
+        stop.set()
+        await watcher
+        key = read_key(str(harness.directory / "machines" / MACHINE))
+        assert [name for name in seen if "/in/" in name]
+        for name, content in seen.items():
+            assert key.encode() not in content, name
+            if "/once/" not in name:
+                assert PLANTED.encode() not in content, name
+                assert b"X-Amz-Signature" not in content, name
+        assert not [name for name in harness.contents() if "/once/" in name], "it was read and stays"
+        await harness.sweep()
+
+    try:
+        asyncio.run(main())
+    finally:
+        harness.close()
 
 
 def test_large_files_go_there_and_come_back_on_lines_of_their_own() -> None:
@@ -292,26 +325,39 @@ def test_large_files_go_there_and_come_back_on_lines_of_their_own() -> None:
         sent = harness.directory / "sent"
         sent.write_bytes(os.urandom(PAYLOAD_BYTES + 1))
         await channel.prepare(Bundle("digest", {"big": str(sent)}))
-        # what it finds of the machine's token, if anything: its own, as neighbours have others
-        token = str(harness.store.way["headers"]["Authorization"]).removeprefix("Bearer ")
+        # it looks for an address of the machine's
         places = "/proc/[0-9]*/cmdline /proc/[0-9]*/environ ../../../*"
-        look = f"grep -l '[{token[0]}]{token[1:]}' {places} 2>/dev/null || true"
-        script = f'cat big big >"$EVALFLEET_OUT/twice"; ({look}) >"$EVALFLEET_OUT/token"'
+        look = f"grep -l 'X-Amz-[S]ignature' {places} 2>/dev/null || true"
+        script = f'cat big big >"$EVALFLEET_OUT/twice"; ({look}) >"$EVALFLEET_OUT/addresses"'
         await channel.start(Job(AttemptId("t.0"), Command(("sh", "-c", script)), 60.0, "digest"))
         assert (await channel.ended(AttemptId("t.0"))).exit_code == 0
         collected = await channel.collect(AttemptId("t.0"), harness.directory / "home" / "t.0")
         assert collected.problem == ""
         twice = (harness.directory / "home/t.0/twice").read_bytes()
         assert twice == 2 * sent.read_bytes()
-        assert (harness.directory / "home/t.0/token").read_text() == "", "a job can read the token"
+        assert (harness.directory / "home/t.0/addresses").read_text() == "", "a job can read an address"
         await raised(ChannelError, channel.collect(AttemptId("never.0"), harness.directory / "home" / "x"))
-        assert isinstance(channel, MailChannel)
-        first = harness.store
-        harness.store = cloud_storage(harness.storage, harness.directory)
-        channel.renew(StorePlace(harness.directory / "machines", harness.nodes, harness.store).way(MACHINE))
-        assert await channel.probe(None)  # which was said after it
-        harness.storage.identity.revoke(first.way["headers"]["Authorization"].removeprefix("Bearer "))
-        assert await channel.probe(None), "the machine has no other token"
+        await harness.sweep()
+
+    try:
+        asyncio.run(main())
+    finally:
+        harness.close()
+
+
+def test_a_machine_gets_addresses_for_more_lines_and_messages_than_it_began_with() -> None:
+    harness = StoreHarness()
+
+    async def main() -> None:
+        place = harness.place()
+        machine = await harness.bring_up(place)
+        for _ in range(LINES_AHEAD + 2):
+            channel = harness.channel(place, machine)
+            assert await channel.probe(None)
+            await channel.close()
+        channel = harness.channel(place, machine)
+        for _ in range(WINDOW + INPUTS_AHEAD):
+            assert await channel.probe(None)
         await harness.sweep()
 
     try:

@@ -542,18 +542,18 @@ def test_a_step_that_asks_for_files_of_its_place_is_told_their_address_and_no_ot
     there = tmp_path / "there"
     fetch = f'test -e {there} && exit 0; test "$KEY" = hush-hush || exit {WANTS_FILE}; touch {there}'
 
-    def bundle(digest: str, *variables: str) -> Bundle:
-        kept = KeptFiles("golden storage", "g1", {}, {}, (variables[0], variables[1]))
+    def bundle(digest: str, variable: str) -> Bundle:
+        kept = KeptFiles("golden storage", "g1", {}, {}, variable)
         return Bundle(digest, {}, (SetupStep("golden", sh(fetch), kept=kept),))
 
     async def test(world: World) -> None:
         channel = await world.channel()
         with pytest.raises(SetupFailed, match=f"exit code {WANTS_FILE}"):
-            await channel.prepare(bundle("d", "KEY", "NOBODY_TOLD"))
+            await channel.prepare(bundle("d", "NOBODY_TOLD"))
         assert not there.exists()
-        await channel.prepare(bundle("d", "KEY", "OTHER"))
+        await channel.prepare(bundle("d", "KEY"))
         assert there.exists()
-        await (await world.channel()).prepare(bundle("e", "NOBODY_TOLD", "NOR_THIS"))
+        await (await world.channel()).prepare(bundle("e", "NOBODY_TOLD"))
 
     play(tmp_path, test)
 

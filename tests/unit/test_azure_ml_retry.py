@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evalfleet.channels.mailboxes import PilotEnd, PilotMarks, PilotStart
+from evalfleet.channels.mail.boxes import PilotEnd, PilotMarks, PilotStart
 from evalfleet.channels.supervisor.pilot import NO_KVM
 from evalfleet.model import Machine, MachineId
 from evalfleet.places.azure.answers import fault_of

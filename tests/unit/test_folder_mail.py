@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from evalfleet.channels.folder_mail import FolderClerk, FolderMail
+from evalfleet.channels.mail.folder import FolderClerk, FolderMail
 from evalfleet.channels.supervisor.mailbox import FolderPost, Pace
 
 QUICK_S = (0.01, 0.02)
@@ -92,7 +92,7 @@ def test_what_goes_wrong_with_one_errand_is_told_and_the_others_go_on() -> None:
 
 HANGS = """\
 import asyncio, threading
-from evalfleet.channels.folder_mail import FolderClerk
+from evalfleet.channels.mail.folder import FolderClerk
 
 async def main():
     hung, other = FolderClerk(), FolderClerk()

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from evalfleet.channels.folder_mail import FolderClerk, FolderMail
-from evalfleet.channels.mailbox import open_mail
-from evalfleet.channels.supervisor.mailbox import FolderPost, mail_out, sealed
+from evalfleet.channels.mail.folder import FolderClerk, FolderMail
+from evalfleet.channels.mail.lines import open_mail
+from evalfleet.channels.supervisor.mailbox import FolderPost, line_name, mail_out, sealed
 from evalfleet.places.slurm.folders import perform
 from evalfleet.places.slurm.sight import folder_of
 
@@ -32,8 +32,8 @@ def test_a_header_that_is_no_header_ends_the_line(tmp_path: Path, header: dict[s
     async def main() -> bytes:
         mail, line = FolderMail(FolderClerk(), str(tmp_path), (0.01, 0.01)), Line()
         transport = await open_mail(mail, "key", line)
-        name = mail_out(transport.name, 1)
-        for folder in ("new", f"in/{transport.name}", f"out/{transport.name}"):
+        name = mail_out(line_name(1), 1)
+        for folder in ("new", f"in/{line_name(1)}", f"out/{line_name(1)}"):
             (tmp_path / folder).mkdir(parents=True, exist_ok=True)
         assert await mail.create(name, sealed("key", name, header))
         transport.write(b"hello\n")

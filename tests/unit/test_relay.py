@@ -19,6 +19,7 @@ from evalfleet.channels.supervisor.mailbox import (
     FolderPost,
     Line,
     Relay,
+    line_name,
     mail_new,
     mail_out,
     opened,
@@ -26,7 +27,7 @@ from evalfleet.channels.supervisor.mailbox import (
 )
 from tests.waiting import PATIENCE_S, until
 
-KEY = "key"
+KEY, LINE = "key", line_name(1)
 PACE_S = (0.01, 0.05)
 
 
@@ -67,14 +68,14 @@ class Box:
         self._thread = threading.Thread(target=self.relay.run, daemon=True)
         self._thread.start()
         name = mail_new(1)
-        self.post.create(name, sealed(KEY, name, {"n": 1, "read": 0, "line": "l"}, b"hello\n"))
+        self.post.create(name, sealed(KEY, name, {"n": 1, "read": 0}, b"hello\n"))
         self.supervisor, _ = self._listener.accept()
         assert self.supervisor.recv(100) == b"hello\n"
 
     def said(self) -> bytes:
         """What has come out of the line so far."""
         pieces: list[bytes] = []
-        while (content := self.post.read(name := mail_out("l", len(pieces) + 1))) is not None:
+        while (content := self.post.read(name := mail_out(LINE, len(pieces) + 1))) is not None:
             pieces.append(opened(KEY, name, content)[1])
         return b"".join(pieces)
 
@@ -113,7 +114,7 @@ def test_what_is_said_while_the_store_is_slow_is_written_before_the_end(box: Box
 def test_a_relay_that_has_nothing_to_say_stops_at_once_and_a_beat_is_not_waited_for(box: Box) -> None:
     box.relay.pace.slow_s = 600.0
     box.supervisor.sendall(b'{"push": "beat"}\n')
-    until(lambda: box.relay.lines["l"].outbox)
+    until(lambda: box.relay.lines[LINE].outbox)
     box.relay.stop(PATIENCE_S)
     assert box.relay.stopped.is_set()
     assert box.said() == b'{"push": "beat"}\n'
@@ -125,7 +126,7 @@ def _has_written(line: Line, number: int) -> bool:
 
 def test_a_line_whose_reader_is_behind_costs_nothing(box: Box) -> None:
     """Its window is full: there is nothing to do for it until the reader says how far it is."""
-    line = box.relay.lines["l"]
+    line = box.relay.lines[LINE]
     for number in range(1, WINDOW + 1):
         box.supervisor.sendall(b"more\n")
         until(functools.partial(_has_written, line, number))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from evalfleet.channels.mailboxes import MailPilot
+from evalfleet.channels.mail.boxes import MailPilot
 from evalfleet.model import MachineId, Needs
 from evalfleet.places.azure.prices import AzurePriceBook
 from evalfleet.places.azure_batch import AzureBatchSettings

@@ -6,15 +6,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
-from evalfleet.places.azure.blobs import BlobAccount, signature
 from lab.network import GATEWAY
-from standins.azure.blobs import ACCOUNT, KEY, BlobContainer
+from standins.azure.blobs import ACCOUNT, BlobContainer, container_token
 from standins.azure_ml import StandIn
 from standins.cloud.hosts import Hosts
 from standins.waa import standin
@@ -64,9 +62,7 @@ def in_datastore(ml: StandIn, folder: Path) -> tuple[str, str]:
     port = asyncio.run_coroutine_threadsafe(listen(), ml._loop).result()
     files = {f"storage/{file.name}": file.read_bytes() for file in folder.iterdir() if file.is_file()}
     ml.do(lambda: ml.storage.containers.__setitem__(DATASTORE, BlobContainer({}, files)))
-    account = BlobAccount(ACCOUNT, ml.storage_endpoint, KEY)
-    token = signature(account, "r", time.time() + 3600, DATASTORE)
-    return f"http://{GATEWAY}:{port}/{DATASTORE}/storage", token
+    return f"http://{GATEWAY}:{port}/{ACCOUNT}/{DATASTORE}/storage", container_token(DATASTORE)
 
 
 def desk_of(ml: StandIn, kit: Path, folder: Path, golden: str) -> Desk:
@@ -138,7 +134,7 @@ def test_golden_storage_of_this_computer_is_sent_to_the_datastore_once_and_fetch
     try:
         desk.done("pool", "create", "p", "--on", "arena", "--workers", "1")
         first = desk.done("pool", "prepare", "p", "waa")
-        assert f"is sent to {DATASTORE}/evalfleet/golden-" in first.err + first.out
+        assert f"is sent to az://{DATASTORE}/evalfleet/golden-" in first.err + first.out
         many = len(sent())
         assert many > 2, "the files, and their list"
         again = desk.done("pool", "prepare", "p", "waa")

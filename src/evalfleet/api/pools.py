@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import json
 import os
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
@@ -204,7 +205,7 @@ class Pool:
                         "from; put it where they reach it, and name its URL, or its path there"
                     )
                 kept = await place.keep_files(files, KEPT_S, tell)
-            found.update(zip(files.variables, kept, strict=True))
+            found[files.variable] = json.dumps(dict(kept))
         return found
 
     async def restart(self, name: str) -> list[ActionResult]:

@@ -140,7 +140,10 @@ class OpenLink(NamedTuple):
 
     transport: asyncio.WriteTransport
     key: str = ""
-    """Read where it is kept, on the machine; empty where a supervisor of an earlier version made none."""
+    """Read where it is kept, on the machine; empty where a supervisor of an earlier version made none, and
+    where the machine's end of a mailbox shows it."""
+    write_secret: Callable[[bytes], None] | None = None
+    """How a message with secrets is written, where it must not go with the others."""
 
 
 Dial = Callable[[asyncio.Protocol], Awaitable[OpenLink]]
@@ -159,6 +162,7 @@ class Link(asyncio.Protocol):
         self._loop = loop
         self._hearer = hearer
         self._transport: asyncio.WriteTransport | None = None
+        self._write_secret: Callable[[bytes], None] | None = None
         self._waiting: dict[int, Callable[[Incoming | None], None]] = {}
         self._count = 0
         self._rest: list[bytes] = []
@@ -167,6 +171,11 @@ class Link(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.WriteTransport", transport)
+
+    def use(self, line: OpenLink) -> None:
+        """Take up the connection that was dialled."""
+        self.connection_made(line.transport)
+        self._write_secret = line.write_secret
 
     def data_received(self, data: bytes) -> None:
         if self.lost:
@@ -230,15 +239,30 @@ class Link(asyncio.Protocol):
             self._transport.close()
         self.connection_lost(None)
 
-    def send(self, op: str, body: dict[str, Any], answered: Callable[[Incoming | None], None]) -> None:
-        """`answered` is called with the answer, or None when the connection is lost before. Raises Lost."""
+    def send(
+        self,
+        op: str,
+        body: dict[str, Any],
+        answered: Callable[[Incoming | None], None],
+        *,
+        is_secret: bool = False,
+    ) -> None:
+        """Send a request. `answered` gets the answer, or None if the connection is lost. Raises Lost.
+
+        `is_secret`: the request holds secrets.
+        """
         if self._transport is None or self.lost:
             raise Lost
         self._count = n = self._count + 1
         self._waiting[n] = answered
         self.asked = self._loop.time()
-        self._transport.write(self._queued + encode({"op": op, "n": n, **body}) + b"\n")
-        self._queued = b""
+        message = encode({"op": op, "n": n, **body}) + b"\n"
+        if is_secret and self._write_secret is not None:
+            self.flush()
+            self._write_secret(message)
+        else:
+            self._transport.write(self._queued + message)
+            self._queued = b""
 
     def queue(self, op: str, body: dict[str, Any]) -> None:
         """What needs no answer goes with the next request."""
@@ -250,7 +274,12 @@ class Link(asyncio.Protocol):
             self._queued = b""
 
     async def ask(
-        self, op: str, body: dict[str, Any], at_once: Callable[[Incoming], None] | None = None
+        self,
+        op: str,
+        body: dict[str, Any],
+        at_once: Callable[[Incoming], None] | None = None,
+        *,
+        is_secret: bool = False,
     ) -> Incoming:
         """The answer, which may be an error. `at_once` sees it before anything else is heard. Raises Lost."""
         future: asyncio.Future[Incoming] = self._loop.create_future()
@@ -265,5 +294,5 @@ class Link(asyncio.Protocol):
                     at_once(message)
                 future.set_result(message)
 
-        self.send(op, body, answered)
+        self.send(op, body, answered, is_secret=is_secret)
         return await future

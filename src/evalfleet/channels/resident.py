@@ -169,7 +169,7 @@ class Resident(Session):
                 return None if known else ended.seconds
             asks = ended.exit_code == WANTS_FILE and not sent
             file = step.file if asks else None
-            told = asks and step.kept is not None and all(map(self._values.get, step.kept.variables))
+            told = asks and step.kept is not None and bool(self._values.get(step.kept.variable))
             failed = file is None and not told and (repeated or ended.reason not in _INTERRUPTED)
             if failed and left is not None:
                 await self._keep_what_is_left(job.id, left / step.name)
@@ -182,7 +182,7 @@ class Resident(Session):
                 await self._send_file(file, say)
             elif told and step.kept is not None:
                 sent = True
-                secrets = (*job.command.secrets, *step.kept.variables)
+                secrets = (*job.command.secrets, step.kept.variable)
                 job = structs.replace(job, command=structs.replace(job.command, secrets=secrets))
             else:
                 repeated = True
@@ -257,7 +257,7 @@ class Resident(Session):
     async def _ask_for_meter(self, body: dict[str, Any]) -> None:
         """Have the machine's meter started, or give it orders. Raises SetupFailed."""
         try:
-            answer = await self._ask("meter", body)
+            answer = await self._ask("meter", body, is_secret="upstreams" in body["orders"])
         except (StaleController, MachineForged):
             raise
         except ChannelError as err:
@@ -316,19 +316,23 @@ class Resident(Session):
             return
         if job.metering is not None and self._metering != job.metering:
             await self.meter(job.metering)  # a controller before us may have had another key
-        answer = await self._ask("start", {"job": self._spec(job, in_bundle)})
+        answer = await self._ask_to_start(job, in_bundle)
         if answer.state == "unmetered" and job.metering is not None:  # somebody has ended the meter
             await self.meter(job.metering)
-            answer = await self._ask("start", {"job": self._spec(job, in_bundle)})
+            answer = await self._ask_to_start(job, in_bundle)
         if answer.state == "unmetered":
             raise SetupFailed("meter", "the meter of model calls does not stay")
         if answer.state == "changed":
             await self._restore(job, self._secrets.mask_text(answer.detail)[:ERROR_CAP])
-            answer = await self._ask("start", {"job": self._spec(job, in_bundle)})
+            answer = await self._ask_to_start(job, in_bundle)
         if answer.state == "changed":
             raise MachineForged(f"a file of the benchmark is changed on it again and again: {job.bundle}")
         if answer.state == "running" and job.id not in self._ended:
             self._running.add(job.id)
+
+    async def _ask_to_start(self, job: Job, in_bundle: bool) -> Incoming:
+        spec = self._spec(job, in_bundle)
+        return await self._ask("start", {"job": spec}, is_secret=bool(spec.get("secrets")))
 
     async def _restore(self, job: Job, wrong: str) -> None:
         """Bring the job's files again, and set the machine up anew: an attempt has changed them."""

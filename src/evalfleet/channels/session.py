@@ -154,7 +154,7 @@ class Session:
         """Ask on behalf of a mover whose files go with the messages. Raises ChannelError."""
         return await self._ask(op, body)
 
-    async def _ask(self, op: str, body: dict[str, Any]) -> Incoming:
+    async def _ask(self, op: str, body: dict[str, Any], *, is_secret: bool = False) -> Incoming:
         """The answer to a request, sent again after each loss of the connection."""
         self._asking += 1
         try:
@@ -163,7 +163,7 @@ class Session:
                 self._queue_forgets(link)
                 self._arm()
                 try:
-                    answer = await link.ask(op, body)
+                    answer = await link.ask(op, body, is_secret=is_secret)
                 except Lost:
                     continue
                 if answer.error:
@@ -258,7 +258,7 @@ class Session:
         """Say hello and take up what the machine tells of its jobs."""
         try:
             line = await self._dial(link)
-            link.connection_made(line.transport)
+            link.use(line)
             hello = {"protocols": PROTOCOLS, "epoch": self._fence.epoch, "run": self._fence.run}
             op = "ping" if self._fence.looks_on else "hello"
             answer = await link.ask(op, {**hello, "key": line.key}, partial(self._take_up, link))

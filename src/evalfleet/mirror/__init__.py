@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from .journal import MirroredJournal
 from .mirror import Mirror
-from .objects import StoreAway, StoreRefused, open_objects, store_url, try_out
+from .objects import StoreAway, StoreRefused, open_bucket, open_objects, store_url, try_out
 from .sequence import JournalSequence, the_run
 from .uploads import collected_in, lacks_files
 
@@ -23,6 +23,7 @@ __all__ = [
     "StoreRefused",
     "collected_in",
     "lacks_files",
+    "open_bucket",
     "open_objects",
     "store_url",
     "the_run",

@@ -17,7 +17,7 @@ import re
 import shutil
 import stat
 import uuid
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Generator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, BinaryIO, ParamSpec, TypeVar
@@ -96,11 +96,21 @@ def open_objects(url: str, environ: Mapping[str, str]) -> Objects:
     """The objects below a URL that `store_url` made. Raises RequestError."""
     if urlsplit(url).scheme == "file":
         return FolderObjects(Path(unquote(urlsplit(url).path)))
+    return open_bucket(url, environ)
+
+
+def open_bucket(
+    url: str,
+    environ: Mapping[str, str],
+    token: Callable[[], Awaitable[str]] | None = None,
+    ca: str = "",
+) -> BucketObjects:
+    """Return the objects below a bucket's URL. Raises RequestError."""
     if importlib.util.find_spec("obstore") is None:
         raise RequestError(f"{url} needs obstore: {install_command('store')}")
     obstore = _obstore()
     try:
-        return BucketObjects(url, _bucket(url, environ))
+        return BucketObjects(url, _bucket(url, environ, token, ca))
     except (obstore.exceptions.BaseError, ValueError) as err:
         raise RequestError(f"{url} cannot be used: {_line_of(err)}") from None
 
@@ -256,7 +266,7 @@ class BucketObjects:
     async def create(self, name: str, content: bytes | Path) -> None:
         await self._call("put_async", name, content, mode="create")
 
-    async def replace(self, name: str, content: bytes | Path) -> None:
+    async def replace(self, name: str, content: bytes | Path | AsyncIterable[bytes]) -> None:
         await self._call("put_async", name, content)
 
     async def read(self, name: str, most: int | None = None) -> bytes | None:
@@ -294,6 +304,13 @@ class BucketObjects:
             async for page in _obstore().list(self._bucket, below, offset=after or None):
                 found += [str(entry["path"]) for entry in page]
         return sorted(found)
+
+    async def sign(self, method: str, names: Sequence[str], seconds: float) -> list[str]:
+        with self._explaining():
+            signed = await _obstore().sign_async(
+                self._bucket, method, list(names), timedelta(seconds=int(seconds))
+            )
+        return list(signed)
 
     async def folders(self) -> list[str]:
         listed = await self._call("list_with_delimiter_async")
@@ -362,13 +379,17 @@ def _line_of(err: BaseException) -> str:
     return re.sub(r"\?\S+| in [\d.]+.?s\b.*", "", lines[0])[:300]
 
 
-def _bucket(url: str, environ: Mapping[str, str]) -> Any:
+def _bucket(url: str, environ: Mapping[str, str], token: Callable[[], Awaitable[str]] | None, ca: str) -> Any:
     obstore = _obstore()
     from_url, scheme = obstore.store.from_url, urlsplit(url).scheme
     options: dict[str, Any] = {
         "client_options": {"connect_timeout": f"{CONNECT_S}s", "timeout": f"{CALL_S}s", "allow_http": True},
         "retry_config": {"max_retries": 3, "retry_timeout": timedelta(seconds=TRIES_S)},
     }
+    if ca:
+        options["client_options"]["root_certificate"] = Path(ca).read_bytes()
+    if token is not None:
+        options["credential_provider"] = _LoginTokens(token)
     if scheme == "gs":
         base = environ.get("GOOGLE_BASE_URL") or environ.get("STORAGE_EMULATOR_HOST", "")
         config = {"base_url": base} if base else {}
@@ -403,6 +424,22 @@ def _boto_credentials(environ: Mapping[str, str]) -> Any:
         return None if session.get_credentials() is None else auth.Boto3CredentialProvider(session)
     except (faults.BotoCoreError, faults.ClientError) as err:
         raise RequestError(f"boto3 has no credentials for the store: {err}") from None
+
+
+class _LoginTokens:
+    """Tokens for obstore of whoever is logged in."""
+
+    def __init__(self, token: Callable[[], Awaitable[str]]) -> None:
+        self._token = token
+
+    async def __call__(self) -> dict[str, Any]:
+        try:
+            token = await self._token()
+        except RequestError as err:
+            raise StoreRefused(f"401 Unauthorized: {err}") from err
+        except FleetError as err:
+            raise StoreAway(f"{NO_TOKEN}: {err}") from err
+        return {"token": token, "expires_at": datetime.now(UTC) + timedelta(seconds=TOKEN_S)}
 
 
 class GoogleTokens:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from evalfleet.model import (
     Task,
     decodable,
 )
-from evalfleet.ports import Benchmark, FileBenchmark, HasGuest, Objects, Place, PlaceContext
+from evalfleet.ports import Benchmark, Bucket, FileBenchmark, HasGuest, Place, PlaceContext
 from evalfleet.toml_tables import convert
 
 from .config import (
@@ -168,12 +168,17 @@ def places_of(plan: Plan, context: PlaceContext, changed: PlaceSettings | None =
         given = {**envelope.settings, **(changed or {}).get(name, {})}
         settings = convert(given, kind.Settings, f"place {name!r}")
         base, for_pool = Path(envelope.base), not plan.benchmark
-        told = replace(context, base=base, for_pool=for_pool, open_objects=_open_objects)
+        told = replace(context, base=base, for_pool=for_pool, open_bucket=_open_bucket)
         made[name] = kind.make(name, settings, told)
     return made
 
 
-def _open_objects(url: str, environ: Mapping[str, str]) -> Objects:
-    from evalfleet.mirror import open_objects  # few places need it
+def _open_bucket(
+    url: str,
+    environ: Mapping[str, str],
+    token: Callable[[], Awaitable[str]] | None = None,
+    ca: str = "",
+) -> Bucket:
+    from evalfleet.mirror import open_bucket  # few places need it
 
-    return open_objects(url, environ)
+    return open_bucket(url, environ, token, ca)

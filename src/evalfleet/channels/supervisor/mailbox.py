@@ -1,23 +1,23 @@
-"""The machine's end of a mailbox: lines to its supervisor for who cannot reach it, as objects in a store.
+"""The machine's end of a mailbox: lines to its supervisor for a controller that cannot reach it.
 
-A mailbox is a folder of objects that are written once each and never changed. Whoever opens a line to the
-machine takes the next free number of `new/1`, `new/2` ...: that is the first object of his line L, and the
-others are `in/L/2`, `in/L/3` ... What the machine answers is `out/L/1`, `out/L/2` ... Each holds part of the
-line's bytes; a line leads to the supervisor, or to a program that packs or unpacks files. Both ends look for
-the next number, and say with what they write how far they have read: so much is removed by the controller,
-and no further than WINDOW ahead of its reader anybody writes. What is in `new` stays until the machine's end,
-so that no number is taken twice.
+A mailbox is a set of objects. Each is written once and never changed. A controller opens a line L to the
+machine when it takes the next free number of `new/1`, `new/2` ... That object is the first of the line, and
+the others are `in/L/2`, `in/L/3` ... The machine answers with `out/L/1`, `out/L/2` ... Each object holds part
+of the line's bytes. A line leads to the supervisor, or to a program that packs or unpacks files. Both ends
+look for the next number, and write with each object how far they have read. The controller removes what was
+read, and neither end writes more than WINDOW objects ahead of its reader. Objects in `new` stay until the
+machine's end, so that no number is taken twice.
 
-Objects are sealed with the machine's key, each for its own name: whoever else can read the store learns
-nothing, and what he writes there, or puts in another object's place, is no mail.
+Each object ends with a keyed hash, by the machine's key, of its name and its content. Objects without the
+right hash are no mail. Objects are not encrypted, so they hold no secret. A message with secrets is an object
+of its own below `once`, and so are the addresses by which the machine reads and writes what comes next. The
+machine removes such an object when it first reads it.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import errno
-import hashlib
 import hmac
 import json
 import os
@@ -43,7 +43,23 @@ if TYPE_CHECKING:
             ...
 
         def create(self, name: str, content: bytes) -> bool:
-            """False if there is an object of this name: nothing was written."""
+            """Return False if there is an object of this name: nothing was written."""
+            ...
+
+        def remove(self, names: list[str]) -> None:
+            """Remove those of the objects that are there."""
+            ...
+
+        def may_create(self, name: str) -> bool:
+            """Return True if this end has what it needs to write the object."""
+            ...
+
+        def learn(self, urls: dict[str, str]) -> None:
+            """Take up addresses of objects, each by its method and name."""
+            ...
+
+        def forget(self, part: str) -> None:
+            """Drop the addresses of objects with this in their names."""
             ...
 
 
@@ -57,18 +73,18 @@ IDLE_S = 900.0
 MOST_LINES = 64
 MOST_NAMES = 100_000
 """A machine can fill its mailbox: no more than so many names are listed at once."""
-LONGEST_NAME = 64
 LINGER_S = 0.02
 BEAT_LOOKS = 5
 """So many slow looks a beat may wait for something to go with: alone it costs as much as anything."""
 READ = 1 << 18
-SALT, MARK = 16, 32
+MARK = 32
 TURN = 64
 """Objects that are read before anything else is done."""
 LATE_S = 10.0
 """So long a machine that ends may take to write what it has said last."""
 HTTP_S = 20.0
-CLOCKS_S = 60.0
+CREATE = {"If-None-Match": "*", "x-ms-blob-type": "BlockBlob"}
+"""The headers with which S3 and Azure write an object only if there is none of its name."""
 VERBS = ("put", "pack")
 PROGRAM = """\
 import json, os, sys
@@ -92,22 +108,17 @@ class NoMail(ValueError):
 
 
 def sealed(key: str, name: str, header: dict[str, Any], payload: bytes = b"") -> bytes:
-    """An object's content: a line of JSON and some bytes of a line, as only the key's holders can read it."""
-    return seal(key, name, json.dumps(header, separators=(",", ":")).encode() + b"\n" + payload)
-
-
-def seal(key: str, name: str, data: bytes) -> bytes:
-    salt = os.urandom(SALT)
-    hidden = _mixed(data, key, salt)
-    return salt + hidden + _mark(key, name, salt + hidden)
+    """Return an object's content: a line of JSON, some bytes of a line, and the hash of both."""
+    body = json.dumps(header, separators=(",", ":")).encode() + b"\n" + payload
+    return body + _mark(key, name, body)
 
 
 def opened(key: str, name: str, content: bytes) -> tuple[dict[str, Any], bytes]:
-    """The header and the payload. Raises NoMail."""
+    """Return the header and the payload. Raises NoMail."""
     body, mark = content[:-MARK], content[-MARK:]
-    if len(content) < SALT + MARK or not hmac.compare_digest(mark, _mark(key, name, body)):
-        raise NoMail(f"{name} is not sealed with the machine's key")
-    line, _, payload = _mixed(body[SALT:], key, body[:SALT]).partition(b"\n")
+    if len(content) < MARK or not hmac.compare_digest(mark, _mark(key, name, body)):
+        raise NoMail(f"{name} is not signed with the machine's key")
+    line, _, payload = body.partition(b"\n")
     try:
         header: dict[str, Any] | None = json.loads(line)
     except (ValueError, RecursionError):
@@ -117,19 +128,16 @@ def opened(key: str, name: str, content: bytes) -> tuple[dict[str, Any], bytes]:
     return header, payload
 
 
-def _mixed(data: bytes, key: str, salt: bytes) -> bytes:
-    """The same function hides and shows."""
-    stream = hashlib.shake_256(b"mailbox" + key.encode() + salt).digest(len(data))
-    mixed = int.from_bytes(data, "big") ^ int.from_bytes(stream, "big")
-    return mixed.to_bytes(len(data), "big")
-
-
 def _mark(key: str, name: str, data: bytes) -> bytes:
-    return hmac.new(b"mark" + key.encode(), name.encode() + b"\0" + data, "sha256").digest()
+    return hmac.new(key.encode(), name.encode() + b"\0" + data, "sha256").digest()
+
+
+def line_name(number: int) -> str:
+    return f"{number:010d}"
 
 
 def mail_new(number: int) -> str:
-    return f"new/{number:010d}"
+    return f"new/{line_name(number)}"
 
 
 def mail_in(line: str, number: int) -> str:
@@ -138,6 +146,11 @@ def mail_in(line: str, number: int) -> str:
 
 def mail_out(line: str, number: int) -> str:
     return f"out/{line}/{number:010d}"
+
+
+def once_of(name: str) -> str:
+    """Return the name of the object that holds what must not stay in the store of a message."""
+    return f"once/{name}"
 
 
 def is_beat(payload: bytes | bytearray) -> bool:
@@ -230,6 +243,15 @@ class FolderPost:
                     with contextlib.suppress(FileNotFoundError):
                         os.unlink(name, dir_fd=fd)
 
+    def may_create(self, name: str) -> bool:
+        return True
+
+    def learn(self, urls: dict[str, str]) -> None:
+        return None
+
+    def forget(self, part: str) -> None:
+        return None
+
     @contextlib.contextmanager
     def _opened(self, below: str = "", make: bool = False) -> Generator[int, None, None]:
         """A folder of the mailbox; the mailbox itself is never made anew, perhaps on another disk.
@@ -250,130 +272,73 @@ class FolderPost:
             os.close(fd)
 
 
-def serve_folders() -> None:
-    """Lend a hand to who sees no mailbox of this computer's: what is asked by lines of JSON on the standard
-    input is done with the mailbox in `folder`, and answered on the standard output, until the input ends."""
-    sys.stdout.write("ok  \n")
-    sys.stdout.flush()
-    for line in sys.stdin:
-        request = json.loads(line)
-        post, answer = FolderPost(request["folder"]), {"n": request["n"]}
-        try:
-            if request["op"] == "create":
-                answer["made"] = post.create(request["name"], base64.b64decode(request["content"]))
-            elif request["op"] == "read":
-                content = post.read(request["name"])
-                answer["content"] = None if content is None else base64.b64encode(content).decode()
-            elif request["op"] == "names":
-                answer["names"] = post.names(request["name"])
-            else:
-                post.remove(request["names"])
-        except OSError as err:
-            answer["error"] = str(err)
-        sys.stdout.write(json.dumps(answer) + "\n")
-        sys.stdout.flush()
-
-
 class HttpPost:
-    """A mailbox in a bucket, by the standard library's HTTPS and a token for this mailbox alone.
+    """A mailbox in a bucket, reached by HTTPS.
 
-    `way`: `url`, below which its objects are; `query`, which all requests have (a shared access signature);
-    `headers`, which all have (a bearer's token, an API's version); `create`, those that make a PUT fail if
-    there is an object of this name; `sign`, keys with which each request is signed, as S3 wants it.
+    `urls` holds a signed address for each method and object that this end may use: "GET new/0000000001".
     """
 
-    def __init__(self, way: dict[str, Any]) -> None:
-        self.way = way
-        self.ahead_s = 0.0
-        """So far the store's clock is ahead of ours, as far as that matters."""
+    def __init__(self, urls: dict[str, str]) -> None:
+        self.urls = dict(urls)
 
     def read(self, name: str) -> bytes | None:
-        status, content = self._ask("GET", name, None, {})
-        # S3 does not tell whether there is an object if we may not list, and a mailbox's token may not
-        if status == 404 or (status == 403 and "sign" in self.way):
+        if f"GET {name}" not in self.urls:
+            return None
+        status, _, content = self._ask("GET", name)
+        if status == 404:
             return None
         if status != 200:
             raise OSError(f"the mailbox answers {status}")
         return content
 
     def create(self, name: str, content: bytes) -> bool:
-        status, _ = self._ask("PUT", name, content, self.way.get("create") or {"If-None-Match": "*"})
-        # for S3, a conflict is to be tried again; for others it means that there is an object
-        if status == 412 or (status == 409 and "sign" not in self.way):
-            return False
-        # a token that may create, and not overwrite, is refused by some stores if there is an object
-        if status == 403 and self.read(name) is not None:
+        status, code, _ = self._ask("PUT", name, content)
+        # S3 answers 409 where the call is to be repeated, and Azure where there is such an object
+        if status == 412 or (status == 409 and code):
             return False
         if status not in (200, 201):
             raise OSError(f"the mailbox answers {status}")
         return True
 
-    def _ask(self, method: str, name: str, data: bytes | None, more: dict[str, str]) -> tuple[int, bytes]:
-        import urllib.error  # here: who has a folder needs none of it
+    def remove(self, names: list[str]) -> None:
+        for name in names:
+            status, _, _ = self._ask("DELETE", name)
+            if status not in (200, 202, 204, 404):
+                raise OSError(f"the mailbox answers {status}")
+
+    def may_create(self, name: str) -> bool:
+        return f"PUT {name}" in self.urls
+
+    def learn(self, urls: dict[str, str]) -> None:
+        self.urls.update(urls)
+
+    def forget(self, part: str) -> None:
+        self.urls = {about: url for about, url in self.urls.items() if part not in about}
+
+    def _ask(self, method: str, name: str, data: bytes | None = None) -> tuple[int, str, bytes]:
+        """Return the status, Azure's code for an error, and the content."""
+        import urllib.error  # here: a machine that has a folder needs none of it
         import urllib.request
 
-        query = self.way.get("query") or ""
-        url = f"{self.way['url']}/{name}" + (f"?{query}" if query else "")
-        own: dict[str, str] = self.way.get("headers") or {}
-        while True:
-            headers = {"Content-Type": "application/octet-stream", **own, **more}
-            if "sign" in self.way:
-                headers.update(aws_headers(self.way["sign"], method, url, data or b"", self.ahead_s))
-            request = urllib.request.Request(url, data=data, headers=headers, method=method)
-            try:
-                with urllib.request.urlopen(request, timeout=HTTP_S) as answer:
-                    return answer.status, answer.read(OBJECT_CAP + 1)
-            except urllib.error.HTTPError as err:
-                err.close()
-                if err.code != 403 or "sign" not in self.way or not self._set_clock(err.headers.get("Date")):
-                    return err.code, b""
-            except (OSError, ValueError) as err:
-                # no URL: there may be a token in it
-                raise OSError(f"the mailbox does not answer ({type(err).__name__})") from None
-
-    def _set_clock(self, told: str | None) -> bool:
-        """Go by the store's clock, if ours is so far from it that what we sign is refused. Was it?"""
-        from email.utils import parsedate_to_datetime
-
+        headers = {"Content-Type": "application/octet-stream", **CREATE} if method == "PUT" else {}
+        url = self.urls.get(f"{method} {name}")
+        if url is None:
+            raise OSError("the mailbox has no address for this yet")
+        request = urllib.request.Request(url, data=data, headers=headers, method=method)
         try:
-            ahead_s = parsedate_to_datetime(told or "").timestamp() - time.time()
-        except (ValueError, TypeError, IndexError, OverflowError):
-            return False
-        was, self.ahead_s = self.ahead_s, ahead_s
-        return abs(ahead_s - was) > CLOCKS_S
-
-
-def aws_headers(
-    keys: dict[str, str], method: str, url: str, data: bytes, ahead_s: float = 0.0, service: str = "s3"
-) -> dict[str, str]:
-    """Headers that sign a request (AWS Signature Version 4). `keys`: `id`, `secret`, `token`, `region`."""
-    moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(time.time() + ahead_s))
-    digest = hashlib.sha256(data).hexdigest()
-    host, _, path = url.partition("://")[2].partition("/")
-    headers = {"host": host, "x-amz-content-sha256": digest, "x-amz-date": moment}
-    if keys.get("token"):
-        headers["x-amz-security-token"] = keys["token"]
-    names = ";".join(headers)
-    told = [f"{name}:{value}" for name, value in headers.items()]
-    request = "\n".join([method, "/" + path, "", *told, "", names, digest])
-    scope = f"{moment[:8]}/{keys['region']}/{service}/aws4_request"
-    signature = aws_signature(keys, moment, scope, request)
-    del headers["host"]  # which is sent anyway
-    by = f"Credential={keys['id']}/{scope}, SignedHeaders={names}, Signature={signature}"
-    return {**headers, "Authorization": f"AWS4-HMAC-SHA256 {by}"}
-
-
-def aws_signature(keys: dict[str, str], moment: str, scope: str, request: str) -> str:
-    text = "\n".join(("AWS4-HMAC-SHA256", moment, scope, hashlib.sha256(request.encode()).hexdigest()))
-    key = b"AWS4" + keys["secret"].encode()
-    for part in (*scope.split("/"), text):
-        key = hmac.new(key, part.encode(), "sha256").digest()
-    return key.hex()
+            with urllib.request.urlopen(request, timeout=HTTP_S) as answer:
+                return answer.status, "", answer.read(OBJECT_CAP + 1)
+        except urllib.error.HTTPError as err:
+            err.close()
+            return err.code, err.headers.get("x-ms-error-code") or "", b""
+        except (OSError, ValueError) as err:
+            # no URL: it has a signature
+            raise OSError(f"the mailbox does not answer ({type(err).__name__})") from None
 
 
 def open_post(way: dict[str, Any]) -> Post:
-    """`way`: {"folder": PATH}, or what HttpPost needs."""
-    return FolderPost(way["folder"]) if "folder" in way else HttpPost(way)
+    """Return the mailbox at `way`: {"folder": PATH}, or {"urls": ...} as HttpPost needs them."""
+    return FolderPost(way["folder"]) if "folder" in way else HttpPost(way["urls"])
 
 
 def hide_memory() -> None:
@@ -427,6 +392,7 @@ class Relay:
         self.selector = selectors.DefaultSelector()
         self.lines: dict[str, Line] = {}
         self.number = 0
+        self.taken: dict[str, bytes] = {}  # objects that were read, and may not be removed yet
         self.look_at = self.retry_at = 0.0
         self.stop_by: float | None = None
         self.stopped = threading.Event()
@@ -463,7 +429,7 @@ class Relay:
     def turn(self) -> None:
         now = time.monotonic()
         # a line whose reader is too far behind waits for a look, not for its turn
-        dues = [max(line.due, self.retry_at) for line in self.lines.values() if line.may_write]
+        dues = [max(line.due, self.retry_at) for line in self.lines.values() if self.may_write(line)]
         due = min([self.look_at, *dues])
         for key, events in self.selector.select(max(due - now, 0.0)):
             if key.data is None:
@@ -492,9 +458,11 @@ class Relay:
             self.number += 1  # also of what is no mail: its writer has taken the number
             self.pace.stir()
             header, payload = self.opened(mail_new(self.number), content)
-            name = str(header.get("line"))
-            if name.isalnum() and len(name) <= LONGEST_NAME and name not in self.lines:
-                self.receive(self.open(name, str(header.get("verb") or "")), header, payload)
+            self.post.forget(mail_new(self.number))
+            if header:
+                self.receive(
+                    self.open(line_name(self.number), str(header.get("verb") or "")), header, payload
+                )
         for line in [line for line in self.lines.values() if not line.over]:
             for _ in range(TURN):
                 name = mail_in(line.name, line.read + 1)
@@ -505,6 +473,8 @@ class Relay:
                     break
                 self.pace.stir()
                 header, payload = self.opened(name, content)
+                if header.get("once"):
+                    header, payload = self.take(once_of(name), header)
                 if header:
                     self.receive(line, header, payload)
                 else:
@@ -519,12 +489,30 @@ class Relay:
         except (ValueError, RecursionError):
             return {}, b""
 
+    def take(self, name: str, header: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+        """Read and remove an object below `once`. Return the header with what it adds, and its payload.
+
+        After an OSError it may be called again.
+        """
+        if name not in self.taken:
+            content = self.post.read(name)
+            if content is None:
+                return {}, b""  # another reader was quicker
+            self.taken[name] = content
+        self.post.remove([name])
+        more, payload = self.opened(name, self.taken.pop(name))
+        return ({**header, **more}, payload) if more else ({}, b"")
+
     def receive(self, line: Line, header: dict[str, Any], payload: bytes) -> None:
         line.heard = time.monotonic()
         line.read += 1
+        if line.read > 1:
+            self.post.forget(mail_in(line.name, line.read))
+        elif line.child is None:
+            payload = self.introduced(payload)
         line.acknowledged = max(line.acknowledged, min(int(header.get("read") or 0), line.written))
-        if header.get("way"):
-            self.post = open_post(header["way"])  # another token: the one before is about to expire
+        if header.get("urls"):
+            self.post.learn(header["urls"])
         if header.get("end"):
             self.hang_up(line, forget=True)
             return
@@ -532,9 +520,17 @@ class Relay:
         line.half = line.half or bool(header.get("half"))
         self.pass_on(line)
 
+    def introduced(self, payload: bytes) -> bytes:
+        """Return a line's first message with the machine's key, which is in no mail."""
+        first, end, rest = payload.partition(b"\n")
+        try:
+            return json.dumps({**json.loads(first), "key": self.key}).encode() + end + rest
+        except (ValueError, TypeError, RecursionError):
+            return payload
+
     def open(self, name: str, verb: str) -> Line:
         for over in [line for line in self.lines.values() if line.sent_end]:
-            del self.lines[over.name]
+            self.drop(over)
         if len(self.lines) >= MOST_LINES:
             self.hang_up(min(self.lines.values(), key=lambda line: line.heard), forget=True)
         child = None
@@ -590,6 +586,9 @@ class Relay:
 
     # -- what goes out -------------------------------------------------------------------------
 
+    def may_write(self, line: Line) -> bool:
+        return line.may_write and self.post.may_create(mail_out(line.name, line.written + 1))
+
     def on_ready(self, line: Line, events: int) -> None:
         if events & selectors.EVENT_WRITE:
             self.pass_on(line)
@@ -613,7 +612,7 @@ class Relay:
 
     def write(self, now: float) -> None:
         for line in list(self.lines.values()):
-            while line.may_write and now >= line.due:
+            while self.may_write(line) and now >= line.due:
                 self.write_one(line)
             self.watch(line)
 
@@ -627,10 +626,9 @@ class Relay:
             line.pending = (sealed(self.key, name, header, payload), header, len(payload))
         content, header, count = line.pending
         calm = is_beat(line.outbox[:count])
-        # the answer to an earlier try may have been lost on its way to us
-        if not self.post.create(name, content) and self.post.read(name) != content:
-            self.hang_up(line, forget=True)  # somebody else writes there: the controller sees it, too
-            return
+        # False: it was written by an earlier try, or it is another's, which the controller sees
+        self.post.create(name, content)
+        self.post.forget(name)
         del line.outbox[:count]
         line.pending, line.written = None, line.written + 1
         line.told_read, line.sent_end = header["read"], "end" in header
@@ -648,4 +646,8 @@ class Relay:
         if forget:
             line.outbox.clear()
             line.sent_end, line.told_read = True, line.read  # there is nobody to be told anything
-            self.lines.pop(line.name, None)
+            self.drop(line)
+
+    def drop(self, line: Line) -> None:
+        self.lines.pop(line.name, None)
+        self.post.forget(f"/{line.name}/")

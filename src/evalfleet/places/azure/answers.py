@@ -169,6 +169,11 @@ MEANINGS = (
     ),
     means("StorageMissing", "place", "set `storage` to one of yours"),
     means(
+        "ContainerMissing",
+        "place",
+        "make the container: `az storage container create`",
+    ),
+    means(
         "StorageLoginRefused",
         "place",
         "the login needs the roles Storage Blob Data Contributor and Storage Blob Delegator there",

@@ -10,9 +10,9 @@ from typing import Generic, TypeVar
 
 from msgspec import structs
 
-from evalfleet.channels.mailboxes import BOOT, CONCEAL, MailPilot
+from evalfleet.channels.mail.boxes import BOOT, CONCEAL, KeptMailbox, Mailboxes, MailPilot, MailStore
 from evalfleet.channels.supervisor.pilot import NO_KVM
-from evalfleet.errors import RequestError
+from evalfleet.errors import PlaceError, RequestError
 from evalfleet.model import Machine, MachineId, Needs, Offer
 from evalfleet.places.vm.answers import as_refusal
 from evalfleet.places.vm.place import UNSEEN
@@ -23,9 +23,7 @@ from evalfleet.single_flight import SingleFlight
 
 from .answers import ArmFault
 from .arm import ArmClient
-from .blobs import BlobClient
-from .mailboxes import PREFIX, BlobMailboxes
-from .names import EXPIRES, HOME, KIND, MACHINE, OWNER, moment
+from .names import EXPIRES, HOME, KIND, MACHINE, OWNER, moment, tags_of
 from .prices import OWN, SPOT_FAMILY, AzurePriceBook
 from .settings import NodeSettings
 from .sizes import VmSize, fits, size_of
@@ -150,19 +148,19 @@ async def looked(name: str, look: Callable[[], Awaitable[list[Check]]], *, must:
     """The checks that `look` makes. What it cannot see is bad if it `must` be seen, else a warning."""
     try:
         return await look()
-    except ArmFault as fault:
-        told, _, remedy = str(fault.refusal(name)).partition("; ")
+    except (ArmFault, PlaceError) as fault:
+        refusal = fault.refusal(name) if isinstance(fault, ArmFault) else fault
+        told, _, remedy = str(refusal).partition("; ")
         return [Check(name, "bad" if must else "warn", f"it cannot be seen: {told}", remedy)]
 
 
-async def storage_checks(blobs: BlobClient) -> list[Check]:
-    """Can mailboxes be made there? Raises ArmFault."""
-    count = len(await blobs.containers(PREFIX))
-    account = blobs.account.name
-    if blobs.by_key:
-        return [Check("storage", "good", f"{account} lets us in by its key; mailboxes there: {count}")]
-    await blobs.token("r", 0.0, PREFIX)  # signed with a key that Azure lends to the login
-    return [Check("storage", "good", f"{account} lets us in by the login; mailboxes there: {count}")]
+async def storage_checks(opened: Callable[[], Awaitable[MailStore]]) -> list[Check]:
+    """Check that mailboxes can be made there, and that addresses can be signed. Raises PlaceError."""
+    store = await opened()
+    count = len(await store.bucket.names("about/"))
+    await store.bucket.sign("GET", ["about/x"], 60.0)
+    by = "its key" if store.secret else "the login"
+    return [Check("storage", "good", f"{store.bucket.url} lets us in by {by}; mailboxes there: {count}")]
 
 
 # -- what is ours ----------------------------------------------------------------------------------------
@@ -178,6 +176,20 @@ def belongings_of(parts: Iterable[tuple[str, str, Mapping[str, str]]], where: st
             names.setdefault(key, []).append(f"{what} {name}")
             tags.setdefault(key, told)
     return [_belonging(key, tags[key], names[key], where) for key in sorted(names)]
+
+
+def box_parts(boxes: Iterable[KeptMailbox]) -> list[tuple[str, str, Mapping[str, str]]]:
+    """Return mailboxes as parts of machines, with tags as other parts have them."""
+    return [
+        (
+            "mailbox",
+            box.name,
+            tags_of(
+                box.machine, box.home, box.owner, "pool" if box.for_pool else "run", box.expires_at or 0.0, {}
+            ),
+        )
+        for box in boxes
+    ]
 
 
 def _belonging(key: tuple[str, str], tags: Mapping[str, str], parts: Sequence[str], where: str) -> Belonging:
@@ -226,13 +238,13 @@ class ServiceLooks(Generic[SightingT]):
         self._is_coming = any(machine.phase == "pending" for machine in machines)
 
 
-def without_mail(machine: Machine, boxes: BlobMailboxes, *, has_box: bool) -> Machine:
+def without_mail(machine: Machine, boxes: Mailboxes, *, has_box: bool) -> Machine:
     """The machine as it is by its mailbox, whatever its service says of it: nobody can reach one whose
     mailbox was deleted, or is in a storage account that is gone."""
     if boxes.gone and machine.phase in ("queued", "pending", "up"):
         return structs.replace(machine, phase="gone", detail=boxes.gone)
     if not has_box and machine.phase == "up":
-        return structs.replace(machine, phase="gone", detail="its mailbox, a container, was deleted")
+        return structs.replace(machine, phase="gone", detail="its mailbox was deleted")
     return machine
 
 
@@ -244,5 +256,9 @@ async def knock(arm: ArmClient, place: str, ask: Callable[[], Awaitable[object]]
         except ArmFault as fault:
             if fault.refusal("").transient:
                 return ()  # the run asks again
+            raise
+        except PlaceError as err:
+            if err.transient:
+                return ()
             raise
     return tuple(filter(None, (clock_doubt(arm.skew_s, WHOSE),)))

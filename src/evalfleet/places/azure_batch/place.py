@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import structs
 
+from evalfleet.channels.mail.boxes import Mailboxes
 from evalfleet.channels.samples import Samples
 from evalfleet.channels.ssh.target import HostDown, HostLost, HostRefused
 from evalfleet.errors import MachineUnavailable, PlaceError
 from evalfleet.model import Machine, MachineId, Needs, Offer
 from evalfleet.places.azure.answers import ArmFault
 from evalfleet.places.azure.arm import ArmClient, ArmEndpoint
-from evalfleet.places.azure.mailboxes import BlobMailboxes
 from evalfleet.places.azure.names import EXPIRES, HOME, MACHINE, stamp, tags_of
 from evalfleet.places.azure.prices import AzurePriceBook
 from evalfleet.places.azure.retail import RetailPrices
@@ -26,6 +27,7 @@ from evalfleet.places.azure.services import (
     REFUSALS,
     ServiceLooks,
     belongings_of,
+    box_parts,
     check_priced,
     knock,
 )
@@ -57,6 +59,9 @@ from .template import END_S, START, JobBuild, NodeStart, job_body, job_id, mark_
 from .ways import BatchWay, MailWay, SshWay
 
 log = logging.getLogger(__name__)
+DELETE_S = 100.0
+"""For so long one call of `delete` waits for a job to be gone."""
+PAUSE_S = 1.0
 NO_SUCH_IMAGE = "set `image` and `node_agent` to what `az batch pool supported-images list` shows"
 
 
@@ -108,11 +113,14 @@ class AzureBatchPlace:
         check_priced(name, settings, account.region, AzurePriceBook.of(context.home))
         endpoint = ArmEndpoint("", account.endpoint, settings.scope or SCOPE, account.ca, CONTENT)
         arm = ArmClient(endpoint, context.environ)
-        batch, storage = BatchClient(arm), MailStorage(settings, account, context.environ, arm)
+        batch, storage = (
+            BatchClient(arm),
+            MailStorage(settings, account, context.environ, context.open_bucket),
+        )
         parts = (name, settings, account, context, batch, storage)
         if settings.reach == "mailbox":
             lost_s = preflight.lost_s(settings)
-            boxes = BlobMailboxes("batch", context, account.owner, storage.blobs, arm.now, lost_s)
+            boxes = Mailboxes(context, account.owner, storage.opened, arm.now, lost_s)
             return cls(*parts, MailWay(boxes, storage, context))
         login = SshLogin.of(settings.user, settings.port, settings, context.environ)
         access = SshAccess.of(name, login, account.key, context, ".azure_batch")
@@ -282,10 +290,20 @@ class AzureBatchPlace:
         await self._way.drop(machine)
         async with self._turn(machine):
             with as_refusal(self._named(machine)):
-                await self._batch.delete(f"jobs/{job_id(machine, self._settings.name)}")
+                await self._delete_job(machine, job_id(machine, self._settings.name))
                 await self._delete_pools(await self._batch.pools(), machine, self._home)
             await self._way.remove(machine)
         self._troubles.pop(machine, None)
+
+    async def _delete_job(self, machine: MachineId, id: str) -> None:
+        """Delete a job, and wait until it is gone: what runs there writes into its mailbox until then."""
+        until = time.monotonic() + DELETE_S
+        await self._batch.delete(f"jobs/{id}")
+        while await self._batch.job(id) is not None:
+            if time.monotonic() > until:
+                why = f"{machine}: job {id} is not gone yet; it is asked again"
+                raise PlaceError(why, transient=True, scope="machine")
+            await asyncio.sleep(min(PAUSE_S, self._settings.poll_s))
 
     async def _delete_pools(self, pools: Iterable[dict[str, object]], machine: MachineId, home: str) -> None:
         """Batch deletes a job's pool by itself; asked for, it does so also where that went wrong."""
@@ -330,8 +348,8 @@ class AzureBatchPlace:
         await self._way.check()
 
     async def examine(self, needs: Needs, workers: int = 1) -> Sequence[Check]:
-        blobs = self._storage.blobs
-        checks = preflight.BatchChecks(self._arm, blobs, self._environ, self._settings, self._account)
+        opened = self._storage.opened
+        checks = preflight.BatchChecks(self._arm, opened, self._environ, self._settings, self._account)
         return await checks.all(await self.offers(needs), needs, workers)
 
     async def belongings(self) -> Sequence[Belonging]:
@@ -341,8 +359,10 @@ class AzureBatchPlace:
                 self._batch.jobs(self._prefix), self._batch.pools(), self._way.boxes_left()
             )
         shown = (("job", jobs), ("pool", pools))
-        parts = [(what, str(each.get("id")), metadata_in(each)) for what, all in shown for each in all]
-        parts += [("mailbox", box.name, dict(box.tags)) for box in boxes]
+        parts: list[tuple[str, str, Mapping[str, str]]] = []
+        for what, all in shown:
+            parts += [(what, str(each.get("id")), metadata_in(each)) for each in all]
+        parts += box_parts(boxes)
         return belongings_of(parts, f"{self._account.name} in {self._account.region}")
 
     async def reap(self, belonging: Belonging) -> None:
@@ -350,9 +370,11 @@ class AzureBatchPlace:
             for part in belonging.parts:
                 what, _, id = part.partition(" ")
                 if what == "mailbox":
-                    await (await self._storage.blobs()).delete_container(id)
+                    await self._way.remove_kept(id)
+                elif what == "job":
+                    await self._delete_job(belonging.machine, id)
                 else:
-                    await self._batch.delete(f"{what}s/{id}")
+                    await self._batch.delete(f"pools/{id}")
 
 
 class SshBatchPlace(AzureBatchPlace):

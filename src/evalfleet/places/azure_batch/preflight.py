@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
-from evalfleet.channels.mailboxes import MAIL_SILENT_S
+from evalfleet.channels.mail.boxes import MAIL_SILENT_S, MailStore
 from evalfleet.model import MachineId, Needs, Offer
 from evalfleet.places.azure.answers import ArmFault
 from evalfleet.places.azure.arm import ArmClient
-from evalfleet.places.azure.blobs import BlobClient
 from evalfleet.places.azure.prices import AzurePriceBook
 from evalfleet.places.azure.services import WHOSE, looked, node_offers, offer_checks, storage_checks
 from evalfleet.places.azure.sizes import VmSize, vcpus
@@ -85,12 +84,12 @@ class BatchChecks:
     def __init__(
         self,
         batch: ArmClient,
-        blobs: Callable[[], Awaitable[BlobClient]],
+        opened: Callable[[], Awaitable[MailStore]],
         environ: Mapping[str, str],
         settings: AzureBatchSettings,
         account: BatchAccount,
     ) -> None:
-        self._batch, self._blobs, self._environ = batch, blobs, environ
+        self._batch, self._opened, self._environ = batch, opened, environ
         self._settings, self._account = settings, account
 
     async def all(self, offers: Sequence[Offer], needs: Needs, workers: int) -> Sequence[Check]:
@@ -144,7 +143,7 @@ class BatchChecks:
         return [Check("image", "good", f"{image} with {settings.node_agent}")]
 
     async def _mail_storage(self) -> list[Check]:
-        return await storage_checks(await self._blobs())
+        return await storage_checks(self._opened)
 
     def _network(self) -> list[Check]:
         settings = self._settings

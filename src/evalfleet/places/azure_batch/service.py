@@ -12,10 +12,10 @@ import msgspec
 from msgspec import Struct, structs
 
 from evalfleet.channels.link import plain
+from evalfleet.channels.mail.boxes import KeptMailbox
 from evalfleet.model import Machine, MachineId, decodable
 from evalfleet.places.azure.answers import ArmFault
 from evalfleet.places.azure.arm import ArmClient
-from evalfleet.places.azure.blobs import BlobContainer
 from evalfleet.places.azure.names import HOME, MACHINE
 from evalfleet.places.azure.services import REFUSALS
 from evalfleet.places.vm.answers import Json, rows, table
@@ -202,7 +202,7 @@ class AccountInventory:
     def __init__(
         self,
         client: BatchClient,
-        boxes: Callable[[], Awaitable[Sequence[BlobContainer]]],
+        boxes: Callable[[], Awaitable[Sequence[KeptMailbox]]],
         prefix: str,
         home: str,
     ) -> None:
@@ -227,9 +227,8 @@ class AccountInventory:
             if tags.get(HOME) == self._home and MACHINE in tags:
                 found.setdefault(MachineId(tags[MACHINE]), Sighting(MachineId(tags[MACHINE]), {}, pool))
         for box in boxes:  # it is made before the job, and removed after it
-            if box.tags.get(HOME) == self._home:
-                machine = MachineId(box.tags[MACHINE])
-                found[machine] = structs.replace(found.get(machine) or Sighting(machine, {}), has_box=True)
+            seen = found.get(box.machine) or Sighting(box.machine, {})
+            found[box.machine] = structs.replace(seen, has_box=True)
         closer = await asyncio.gather(*(self._closer(each, running) for each in found.values()))
         return {each.machine: each for each in closer}
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
+from evalfleet.channels.mail.boxes import MailStore
 from evalfleet.places.azure.answers import ArmFault
 from evalfleet.places.azure.arm import ArmClient, ArmEndpoint
-from evalfleet.places.azure.blobs import STORAGE_SCOPE, BlobClient, blob_account
-from evalfleet.places.vm.answers import Json, Problem, table
+from evalfleet.places.azure.blobs import STORAGE_SCOPE, BlobStorage, blob_account
+from evalfleet.places.vm.answers import Json, Problem, as_refusal, table
+from evalfleet.ports import OpenBucket
 
 from .settings import AzureBatchSettings, BatchAccount
 
 ACCOUNTS = "2025-06-01"
+CONTAINER = "evalfleet"
+"""The container of mailboxes, which its owner has made."""
 
 
 async def managed_account(
@@ -36,22 +40,27 @@ class MailStorage:
         settings: AzureBatchSettings,
         account: BatchAccount,
         environ: Mapping[str, str],
-        arm: ArmClient,
+        open_bucket: OpenBucket | None,
     ) -> None:
-        self._settings, self._account, self._environ, self._arm = settings, account, environ, arm
+        self._settings, self._account, self._environ = settings, account, environ
+        self._open_bucket = open_bucket
         endpoint = ArmEndpoint("", settings.endpoint, STORAGE_SCOPE, account.ca)
         self._login = ArmClient(endpoint, environ)
-        self._blobs: BlobClient | None = None
+        self._store: MailStore | None = None
         self._lock = asyncio.Lock()
 
-    async def blobs(self) -> BlobClient:
-        """Raises ArmFault."""
+    async def opened(self) -> MailStore:
+        """Raises FleetError."""
         async with self._lock:
-            if self._blobs is None:
-                name = self._settings.storage or await self._own()
-                account = blob_account(name, self._environ, self._settings.storage_endpoint)
-                self._blobs = BlobClient(account, self._arm.now, self._account.ca, self._login.token)
-        return self._blobs
+            if self._store is None:
+                with as_refusal("the storage of mailboxes"):
+                    name = self._settings.storage or await self._own()
+                    account = blob_account(name, self._environ, self._settings.storage_endpoint)
+                storage = BlobStorage(account, self._open_bucket, self._login.token, self._account.ca)
+                await storage.check(CONTAINER)
+                secret = account.key if storage.by_key else ""
+                self._store = MailStore(storage.bucket(CONTAINER, "batch"), secret)
+        return self._store
 
     async def _own(self) -> str:
         """The name of the storage account that the Batch account has by itself."""
@@ -67,8 +76,6 @@ class MailStorage:
         return str(own).rpartition("/")[2]
 
     async def close(self) -> None:
-        if self._blobs is not None:
-            await self._blobs.close()
         await self._login.close()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from evalfleet.channels.mailboxes import MailPilot
+from evalfleet.channels.mail.boxes import MailPilot
 from evalfleet.model import MachineId
 from evalfleet.places.azure.names import plain
 from evalfleet.places.azure.services import mail_pilot_environ, mail_pilot_script, pilot_script

@@ -8,11 +8,9 @@ from typing import Protocol
 
 from msgspec import structs
 
-from evalfleet.channels.mailboxes import MailPilot
+from evalfleet.channels.mail.boxes import KeptMailbox, Mailboxes, MailPilot
 from evalfleet.channels.samples import Samples
 from evalfleet.model import Machine, MachineId
-from evalfleet.places.azure.blobs import BlobContainer
-from evalfleet.places.azure.mailboxes import BlobMailboxes
 from evalfleet.places.azure.services import storage_checks, without_mail
 from evalfleet.places.vm.ssh_access import SshAccess
 from evalfleet.ports import Channel, Fence, PlaceContext
@@ -56,11 +54,11 @@ class BatchWay(Protocol):
 
     def channel(self, machine: Machine, fence: Fence) -> Channel: ...
 
-    async def boxes(self) -> Sequence[BlobContainer]:
+    async def boxes(self) -> Sequence[KeptMailbox]:
         """The mailboxes of all homes. Raises ArmFault."""
         ...
 
-    async def boxes_left(self) -> Sequence[BlobContainer]:
+    async def boxes_left(self) -> Sequence[KeptMailbox]:
         """The mailboxes of all homes that can be seen."""
         ...
 
@@ -74,6 +72,10 @@ class BatchWay(Protocol):
 
     async def remove(self, machine: MachineId) -> None:
         """Remove what there was for a machine that is deleted. Raises PlaceError."""
+        ...
+
+    async def remove_kept(self, box: str) -> None:
+        """Remove a mailbox by its name. Raises PlaceError."""
         ...
 
     async def close(self) -> None: ...
@@ -120,10 +122,10 @@ class SshWay:
     def channel(self, machine: Machine, fence: Fence) -> Channel:
         return self.access.channel(machine, fence)
 
-    async def boxes(self) -> Sequence[BlobContainer]:
+    async def boxes(self) -> Sequence[KeptMailbox]:
         return ()
 
-    async def boxes_left(self) -> Sequence[BlobContainer]:
+    async def boxes_left(self) -> Sequence[KeptMailbox]:
         return ()
 
     async def check(self) -> None:
@@ -135,6 +137,9 @@ class SshWay:
     async def remove(self, machine: MachineId) -> None:
         self.access.keys.drop(machine)
 
+    async def remove_kept(self, box: str) -> None:
+        """There are none."""
+
     async def close(self) -> None:
         await self.access.close()
 
@@ -144,7 +149,7 @@ class MailWay:
 
     silence = "the pilot has not come to its mailbox yet"
 
-    def __init__(self, boxes: BlobMailboxes, storage: MailStorage, context: PlaceContext) -> None:
+    def __init__(self, boxes: Mailboxes, storage: MailStorage, context: PlaceContext) -> None:
         self._boxes, self._storage, self._secrets = boxes, storage, context.secrets
         self._samples = Samples(context.home)
 
@@ -172,21 +177,24 @@ class MailWay:
         on_load = functools.partial(self._samples.keep, machine.id)
         return self._boxes.channel(machine.id, fence, self._secrets, on_load)
 
-    async def boxes(self) -> Sequence[BlobContainer]:
+    async def boxes(self) -> Sequence[KeptMailbox]:
         return await self._boxes.seen()
 
-    async def boxes_left(self) -> Sequence[BlobContainer]:
+    async def boxes_left(self) -> Sequence[KeptMailbox]:
         return await self._boxes.left()
 
     async def check(self) -> None:
         """What cannot be made cannot be seen to be gone, either."""
-        await storage_checks(await self._storage.blobs())
+        await storage_checks(self._storage.opened)
 
     async def drop(self, machine: MachineId) -> None:
         """There is none."""
 
     async def remove(self, machine: MachineId) -> None:
         await self._boxes.remove(machine)
+
+    async def remove_kept(self, box: str) -> None:
+        await self._boxes.remove_named(box)
 
     async def close(self) -> None:
         """The storage is closed with the place."""

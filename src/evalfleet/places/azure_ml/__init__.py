@@ -5,7 +5,7 @@ instances.
     place.py      jobs as a Place
     instances.py  compute instances as a Place
     template.py   what is sent: a cluster that scales to zero, an environment, a job a machine, which is a
-                  pilot by mailbox (`channels/mailboxes.py`)
+                  pilot by mailbox (`channels/mail`)
     admit.py      the program that a new compute instance runs once
     workspace.py  the workspace's region and storage, asked for once
     monitor.py    the load of nodes that do not tell it, by Azure Monitor

@@ -1,8 +1,8 @@
 """Compute instances of a workspace, one a machine: made, started, stopped and deleted by us, reached by SSH.
 
 A compute instance is a computer of its own with Docker, as official scripts of benchmarks make them. Its
-creation script lets our key in, and writes the public host key of its SSH server into a container of blobs
-that only people of the workspace can write to: from there it is known before the first connection.
+creation script lets our key in, and writes the public host key of its SSH server into a folder of the
+datastore that only people of the workspace can write to: from there it is known before the first connection.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Literal, TypeAlias
 
+import msgspec
 from msgspec import Struct, structs
 
 from evalfleet.channels.ssh.target import HostDown, HostLost, HostRefused
@@ -20,7 +22,6 @@ from evalfleet.errors import MachineUnavailable, NoSuchMachine, PlaceError
 from evalfleet.model import KeptFiles, Machine, MachineId, Needs, Offer
 from evalfleet.places.azure.answers import ArmFault
 from evalfleet.places.azure.arm import ArmClient, ArmEndpoint
-from evalfleet.places.azure.blobs import BlobClient
 from evalfleet.places.azure.names import EXPIRES, HOME, MACHINE, moment, tags_of
 from evalfleet.places.azure.prices import AzurePriceBook
 from evalfleet.places.azure.retail import RetailPrices
@@ -48,13 +49,14 @@ from .workspace import MlWorkspace
 
 USER = "azureuser"
 """Azure makes it on every compute instance, and it may do everything."""
-BOXES = "instance-"
-"""What the names of containers begin with that belong to compute instances."""
-SETUP, HOST_KEY = "setup", "host-key"
+BOXES = "instances"
+"""The folder of the datastore with a folder for each compute instance of each home."""
+SETUP, HOST_KEY, ABOUT = "setup", "host-key", "about"
+ABOUT_BYTES = 1 << 16
 MAKE_S = 900.0
 """How long a compute instance may take to be made, or started."""
 SETUP_S = 4 * MAKE_S
-"""How long its creation script may use its two tokens. Without the account's key, none lasts a week."""
+"""How long its creation script may use its two signed addresses."""
 DELETE_S = 100.0
 """For so long one call of `delete` waits for it to be gone."""
 GOING_S = 60.0
@@ -111,7 +113,7 @@ class InstanceSnapshot(Struct, frozen=True):
 
     vms: Mapping[MachineId, MlInstance]
     boxes: Mapping[MachineId, float | None]
-    """When each machine expires that has a container of blobs, with or without a compute instance."""
+    """When each machine expires that has a folder of blobs, with or without a compute instance."""
     taken: frozenset[str]
     """Names of computes, in small letters, that are not this home's."""
 
@@ -158,8 +160,9 @@ class InstanceInventory(Snapshots[InstanceSnapshot]):
         self._client, self._workspace, self._home, self._public = client, workspace, home, public
 
     async def _take(self) -> InstanceSnapshot:
-        blobs = await self._workspace.blobs()
-        boxes, computes = await asyncio.gather(blobs.containers(BOXES), self._client.clusters())
+        boxes, computes = await asyncio.gather(
+            _all_tags(self._workspace, f"{self._home}/"), self._client.clusters()
+        )
         found: dict[MachineId, MlInstance] = {}
         taken: set[str] = set()
         for shown in computes:
@@ -168,11 +171,7 @@ class InstanceInventory(Snapshots[InstanceSnapshot]):
                 taken.add(str(shown.get("name")).lower())
             else:
                 found[instance.machine] = instance
-        ours = {
-            MachineId(box.tags[MACHINE]): moment(box.tags.get(EXPIRES, ""))
-            for box in boxes
-            if box.tags.get(HOME) == self._home and MACHINE in box.tags
-        }
+        ours = {MachineId(tags[MACHINE]): moment(tags.get(EXPIRES, "")) for tags in boxes.values()}
         return InstanceSnapshot(found, ours, frozenset(taken))
 
 
@@ -180,13 +179,20 @@ class ComputeInstanceControl:
     """What brings compute instances up and down. Raises ArmFault, and PlaceError."""
 
     def __init__(
-        self, client: MlClient, workspace: MlWorkspace, inventory: InstanceInventory, keys: SshKeys, form: str
+        self,
+        client: MlClient,
+        workspace: MlWorkspace,
+        inventory: InstanceInventory,
+        keys: SshKeys,
+        home: str,
+        form: str,
     ) -> None:
         self._client, self._workspace, self._inventory = client, workspace, inventory
-        self._keys, self._form = keys, form
+        self._keys, self._home, self._form = keys, home, form
 
     def box(self, machine: MachineId) -> str:
-        return box_name(machine, self._form)
+        """Return the name of a machine's folder."""
+        return f"{self._home}/{job_name(machine, self._form)}"
 
     async def until_running(self, machine: MachineId) -> MlInstance:
         """Start it, if it rests, and wait until it runs.
@@ -228,7 +234,7 @@ class ComputeInstanceControl:
 
     async def _learn_key(self, machine: MachineId) -> None:
         with as_refusal(machine):
-            told = await (await self._workspace.blobs()).read(self.box(machine), HOST_KEY)
+            told = await (await self._workspace.folder(BOXES)).read(f"{self.box(machine)}/{HOST_KEY}")
         if told:
             self._keys.pin(machine, told.decode("utf-8", "replace").strip())
 
@@ -267,7 +273,7 @@ class ComputeInstanceControl:
             if vm is None and machine not in snapshot.boxes:
                 return True
             if vm is None:
-                await (await self._workspace.blobs()).delete_container(self.box(machine))
+                await remove_box(self._workspace, self.box(machine))
             elif vm.stage != "goes" and now - asked_at > GOING_S:
                 asked_at = now
                 await self._client.delete_cluster(vm.name)
@@ -276,13 +282,27 @@ class ComputeInstanceControl:
         return False
 
 
-async def _address(blobs: BlobClient, box: str, blob: str, rights: str, until: float) -> str:
-    """The address of one blob, with a token for it alone."""
-    return f"{blobs.account.url}/{box}/{blob}?{await blobs.token(rights, until, box, blob)}"
+async def _all_tags(workspace: MlWorkspace, below: str) -> dict[str, Mapping[str, str]]:
+    """Return the tags of compute instances by the names of their folders."""
+    bucket = await workspace.folder(BOXES)
+    names = [name for name in await bucket.names(below) if name.endswith(f"/{ABOUT}")]
+    contents = await asyncio.gather(*(bucket.read(name, ABOUT_BYTES) for name in names))
+    found: dict[str, Mapping[str, str]] = {}
+    for name, content in zip(names, contents, strict=True):
+        with suppress(msgspec.DecodeError):
+            tags = msgspec.json.decode(content or b"", type=dict[str, str])
+            if MACHINE in tags:
+                found[name.removesuffix(f"/{ABOUT}")] = tags
+    return found
 
 
-def box_name(machine: MachineId, form: str) -> str:
-    return f"{BOXES}{job_name(machine, form)}"[:63].rstrip("-")
+async def remove_box(workspace: MlWorkspace, box: str) -> None:
+    """Remove the folder of a compute instance. What tells of it goes last."""
+    bucket = await workspace.folder(BOXES)
+    names = [name for name in await bucket.names(f"{box}/") if not name.endswith(f"/{ABOUT}")]
+    if names:
+        await bucket.remove(names)
+    await bucket.remove([f"{box}/{ABOUT}"])
 
 
 class AzureMlInstances(VmPlace[MlInstance, InstanceSnapshot]):
@@ -302,12 +322,12 @@ class AzureMlInstances(VmPlace[MlInstance, InstanceSnapshot]):
         super().__init__(name, common, account, context, ".azure_ml")
         self._settings, self._account, self._arm = settings, account, arm
         self._client = MlClient(arm, account)
-        self._workspace = MlWorkspace(self._client, settings, account, context.environ)
+        self._workspace = MlWorkspace(self._client, settings, account, context.environ, context.open_bucket)
         inventory = InstanceInventory(
             self._client, self._workspace, context.home_id, public=settings.public_ip
         )
         self._instances = ComputeInstanceControl(
-            self._client, self._workspace, inventory, self._keys, settings.name
+            self._client, self._workspace, inventory, self._keys, self._home, settings.name
         )
         self._use_cloud(arm, inventory, self._instances)
 
@@ -352,34 +372,33 @@ class AzureMlInstances(VmPlace[MlInstance, InstanceSnapshot]):
             return found
 
     async def _put_setup(self, machine: MachineId, until: float) -> None:
-        """The container that its creation script is in, and its host key will be."""
-        blobs, box = await self._workspace.blobs(), self._instances.box(machine)
-        if not await blobs.make_container(box, self._tags(machine, until)):
-            other = (await blobs.tags(box) or {}).get(HOME)
-            if other is not None and other != self._home:
-                why = f"the storage account has a container {box} that is not this home's; set another `name`"
-                raise PlaceError(why, transient=False, scope="place")
-            await blobs.set_tags(box, self._tags(machine, until))
-        tells = await _address(blobs, box, HOST_KEY, "c", self._arm.now() + SETUP_S)
+        """Write its creation script, and where its host key will be."""
+        bucket, box = await self._workspace.folder(BOXES), self._instances.box(machine)
+        await self._put_about(machine, until)
+        (tells,) = await bucket.sign("PUT", [f"{box}/{HOST_KEY}"], SETUP_S)
         program = instance_setup(USER, self._keys.login().public, tells)
-        await blobs.write(box, SETUP, program.encode())
+        await bucket.replace(f"{box}/{SETUP}", program.encode())
+
+    async def _put_about(self, machine: MachineId, until: float) -> None:
+        """Write down when it ends: the tags of a compute instance cannot be changed."""
+        bucket, box = await self._workspace.folder(BOXES), self._instances.box(machine)
+        await bucket.replace(f"{box}/{ABOUT}", msgspec.json.encode(self._tags(machine, until)))
 
     async def _add(self, machine: MachineId, name: str, size: str, until: float) -> None:
-        blobs = await self._workspace.blobs()
+        bucket = await self._workspace.folder(BOXES)
+        (setup,) = await bucket.sign("GET", [f"{self._instances.box(machine)}/{SETUP}"], SETUP_S)
         build = ComputeInstanceBuild(
             region=await self._workspace.region(),
             size=size,
-            setup=await _address(blobs, self._instances.box(machine), SETUP, "r", self._arm.now() + SETUP_S),
+            setup=setup,
             stops_at=until,
             tags={key: tag for key, tag in self._tags(machine, until).items() if key != EXPIRES},
         )
         await self._client.add_instance(name, instance_body(self._settings, build))
 
     async def _prolong(self, machine: MachineId, name: str, until: float) -> None:
-        """Give it another end: Azure stops it then, whoever is there. Its container has the tag of its end,
-        since the tags of a compute instance cannot be changed."""
-        blobs = await self._workspace.blobs()
-        await blobs.set_tags(self._instances.box(machine), self._tags(machine, until))
+        """Give it another end: Azure stops it then, whoever is there."""
+        await self._put_about(machine, until)
         await self._client.update_schedules(name, instance_schedules(until))
 
     def _tags(self, machine: MachineId, until: float) -> dict[str, str]:
@@ -462,32 +481,30 @@ class AzureMlInstances(VmPlace[MlInstance, InstanceSnapshot]):
 
     async def keep_files(
         self, files: KeptFiles, lasts_s: float, tell: Callable[[str], None]
-    ) -> tuple[str, str]:
+    ) -> Mapping[str, str]:
         with as_refusal(f"place {self._name!r}: {files.label}"):
             return await self._workspace.keep_files(files, lasts_s, tell)
 
     async def examine(self, needs: Needs, workers: int = 1) -> Sequence[Check]:
-        checks = preflight.MlChecks(self._client, self._workspace.blobs, self._settings, self._account)
+        checks = preflight.MlChecks(self._client, self._workspace.mail, self._settings, self._account)
         return await checks.all(lambda: self.offers(needs), needs, workers)
 
     async def belongings(self) -> Sequence[Belonging]:
-        """What is evalfleet's in the workspace, of all homes: compute instances, and their containers."""
+        """What is evalfleet's in the workspace, of all homes: compute instances, and their folders."""
         with as_refusal(UNSEEN):
-            blobs = await self._workspace.blobs()
-            boxes, computes = await asyncio.gather(blobs.containers(BOXES), self._client.clusters())
+            boxes, computes = await asyncio.gather(_all_tags(self._workspace, ""), self._client.clusters())
         instances = [instance for each in computes if (instance := instance_of(each, public=True))]
         parts = (
-            *(("container", box.name, box.tags) for box in boxes),  # first, for its tag of the end
+            *(("folder", name, tags) for name, tags in boxes.items()),  # first, for its tag of the end
             *(("instance", each.name, each.tags) for each in instances),
         )
         return belongings_of(parts, f"{self._account.workspace} in {self._account.group}")
 
     async def reap(self, belonging: Belonging) -> None:
         with as_refusal(belonging.machine):
-            blobs = await self._workspace.blobs()
             for part in reversed(belonging.parts):
                 what, _, name = part.partition(" ")
                 if what == "instance":
                     await self._client.delete_cluster(name)
                 else:
-                    await blobs.delete_container(name)
+                    await remove_box(self._workspace, name)

@@ -1,7 +1,7 @@
 """The place `azure_ml`: a machine is a command job of an Azure Machine Learning workspace.
 
 The job runs on a cluster that has nodes only while it has jobs, and its program is our supervisor. Nobody can
-reach it: what is said to it goes through a mailbox, a container of the workspace's own storage account.
+reach it: what is said to it goes through a mailbox in the workspace's own datastore.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from evalfleet.channels.mailboxes import MailPilot
+from evalfleet.channels.mail.boxes import Mailboxes, MailPilot
 from evalfleet.channels.samples import Load, Samples
 from evalfleet.channels.supervisor.pilot import NO_KVM
 from evalfleet.errors import MachineUnavailable, PlaceError
 from evalfleet.model import KeptFiles, Machine, MachineId, Needs, Offer
 from evalfleet.places.azure.arm import ArmClient, ArmEndpoint
-from evalfleet.places.azure.mailboxes import BlobMailboxes
 from evalfleet.places.azure.names import HOME, POOL, tags_of
 from evalfleet.places.azure.prices import AzurePriceBook
 from evalfleet.places.azure.retail import RetailPrices
@@ -27,6 +26,7 @@ from evalfleet.places.azure.services import (
     REFUSALS,
     ServiceLooks,
     belongings_of,
+    box_parts,
     check_priced,
     knock,
     without_mail,
@@ -90,9 +90,9 @@ class AzureMlPlace:
         endpoint = ArmEndpoint(account.subscription, settings.endpoint, settings.scope, account.ca)
         self._arm = ArmClient(endpoint, context.environ)
         self._client = MlClient(self._arm, account)
-        self._workspace = MlWorkspace(self._client, settings, account, context.environ)
-        opened = self._workspace.blobs
-        self._boxes = BlobMailboxes("ml", context, account.owner, opened, self._arm.now, settings.lost_s)
+        self._workspace = MlWorkspace(self._client, settings, account, context.environ, context.open_bucket)
+        opened = self._workspace.mail
+        self._boxes = Mailboxes(context, account.owner, opened, self._arm.now, settings.lost_s)
         self._use: MachineUse = "pool" if context.for_pool else "run"
         self._home = context.home_id
         self._samples = Samples(context.home)
@@ -100,7 +100,7 @@ class AzureMlPlace:
         """When each machine that has a channel has told its load, by our steady clock."""
         monitor = MlMonitor(self._arm, account.path)
         self._monitor = QuietMachines(monitor, self._quiet, self._samples.keep)
-        self._inventory = WorkspaceInventory(self._client, opened, self._boxes, self._home)
+        self._inventory = WorkspaceInventory(self._client, self._workspace.storage, self._boxes, self._home)
         self._looks = ServiceLooks(self._inventory.look, settings.poll_s)
         self._turns: dict[str, asyncio.Lock] = {}
         """Held by whoever makes or ends a machine, or a cluster: it is done once at a time."""
@@ -366,12 +366,12 @@ class AzureMlPlace:
 
     async def keep_files(
         self, files: KeptFiles, lasts_s: float, tell: Callable[[str], None]
-    ) -> tuple[str, str]:
+    ) -> Mapping[str, str]:
         with as_refusal(f"place {self._name!r}: {files.label}"):
             return await self._workspace.keep_files(files, lasts_s, tell)
 
     async def examine(self, needs: Needs, workers: int = 1) -> Sequence[Check]:
-        checks = preflight.MlChecks(self._client, self._workspace.blobs, self._settings, self._account)
+        checks = preflight.MlChecks(self._client, self._workspace.mail, self._settings, self._account)
         return await checks.all(lambda: self.offers(needs), needs, workers)
 
     async def belongings(self) -> Sequence[Belonging]:
@@ -382,7 +382,7 @@ class AzureMlPlace:
             )
         parts = (
             *(("job", job.name, job.tags) for job in jobs),
-            *(("mailbox", box.name, box.tags) for box in boxes),
+            *box_parts(boxes),
             *(("cluster", *each) for each in _unused_clusters(clusters, jobs)),
         )
         return belongings_of(parts, f"{self._account.workspace} in {self._account.group}")
@@ -394,7 +394,7 @@ class AzureMlPlace:
                 if what == "job":
                     await self._end_job(belonging.machine, name)
                 elif what == "mailbox":
-                    await (await self._workspace.blobs()).delete_container(name)
+                    await self._boxes.remove_named(name)
                 else:
                     await self._client.delete_cluster(name)
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
-from evalfleet.channels.mailboxes import MAIL_SILENT_S
+from evalfleet.channels.mail.boxes import MAIL_SILENT_S, MailStore
 from evalfleet.errors import PlaceError
 from evalfleet.model import MachineId, Needs, Offer
 from evalfleet.places.azure.answers import ArmFault
-from evalfleet.places.azure.blobs import BlobClient
 from evalfleet.places.azure.names import HOME, OWNER
 from evalfleet.places.azure.prices import ADDRESS, AzurePriceBook, disk
 from evalfleet.places.azure.services import (
@@ -186,11 +185,11 @@ class MlChecks:
     def __init__(
         self,
         client: MlClient,
-        blobs: Callable[[], Awaitable[BlobClient]],
+        opened: Callable[[], Awaitable[MailStore]],
         settings: AzureMlSettings,
         account: MlAccount,
     ) -> None:
-        self._client, self._blobs = client, blobs
+        self._client, self._opened = client, opened
         self._settings, self._account = settings, account
 
     async def all(
@@ -226,7 +225,7 @@ class MlChecks:
         return [*checks, *quota]
 
     async def _storage(self) -> list[Check]:
-        return await storage_checks(await self._blobs())
+        return await storage_checks(self._opened)
 
     def _network(self, workspace: Json) -> list[Check]:
         isolation = str(table(workspace.get("managedNetwork")).get("isolationMode") or "Disabled")

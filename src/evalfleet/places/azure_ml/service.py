@@ -9,13 +9,13 @@ from typing import Literal
 
 from msgspec import Struct, structs
 
-from evalfleet.channels.mailboxes import PilotMarks
+from evalfleet.channels.mail.boxes import Mailboxes, PilotMarks
 from evalfleet.channels.supervisor.pilot import NO_KVM
+from evalfleet.errors import FleetError
 from evalfleet.model import Machine, MachineId
 from evalfleet.places.azure.answers import ArmFault
 from evalfleet.places.azure.arm import ArmClient
-from evalfleet.places.azure.blobs import BlobAccount, BlobClient
-from evalfleet.places.azure.mailboxes import BlobMailboxes
+from evalfleet.places.azure.blobs import BlobAccount, BlobStorage
 from evalfleet.places.azure.names import HOME, MACHINE
 from evalfleet.places.azure.services import (
     NO_PYTHON,
@@ -284,8 +284,8 @@ class WorkspaceInventory:
     def __init__(
         self,
         client: MlClient,
-        opened: Callable[[], Awaitable[BlobClient]],
-        boxes: BlobMailboxes,
+        opened: Callable[[], Awaitable[BlobStorage]],
+        boxes: Mailboxes,
         home: str,
     ) -> None:
         """`opened` tells the workspace's storage, in which the logs of jobs are."""
@@ -305,9 +305,7 @@ class WorkspaceInventory:
         jobs, boxes = await asyncio.gather(self._client.jobs(), self._boxes.seen())
         found: dict[MachineId, MlSighting] = {}
         for box in boxes:
-            if box.tags.get(HOME) == self._home:
-                machine = MachineId(box.tags[MACHINE])
-                found[machine] = MlSighting(machine, has_box=True)
+            found[box.machine] = MlSighting(box.machine, has_box=True)
         for job in jobs:
             if job.tags.get(HOME) == self._home and MACHINE in job.tags:
                 machine = MachineId(job.tags[MACHINE])
@@ -394,17 +392,17 @@ class WorkspaceInventory:
         """The last line of trouble in the logs of a job that never began."""
         folder = f"ExperimentRun/dcid.{job}/"
         try:
-            blobs = await self._opened()
-            names = await blobs.names(ARTIFACTS, folder)
+            logs = (await self._opened()).bucket(ARTIFACTS)
+            names = await logs.names(folder)
             chosen = sorted(names, key=lambda name: ("std_log" not in name, name))
             for name in chosen:
-                text = (await blobs.read(ARTIFACTS, name, LOG_BYTES) or b"").decode("utf-8", "replace")
+                text = (await logs.read(name, LOG_BYTES) or b"").decode("utf-8", "replace")
                 lines = [line.strip() for line in text.splitlines() if _TROUBLE.search(line)]
                 if "std_log" in name and not lines:
                     lines = [line.strip() for line in text.splitlines() if line.strip()]
                 if lines:
                     return lines[-1][:300]
-        except ArmFault:
+        except (ArmFault, FleetError):
             return ""
         return ""
 

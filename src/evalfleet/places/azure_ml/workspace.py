@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 
+from evalfleet.channels.mail.boxes import MailStore
 from evalfleet.errors import PlaceError
 from evalfleet.model import KeptFiles
 from evalfleet.places.azure.arm import ArmClient, ArmEndpoint
-from evalfleet.places.azure.blobs import STORAGE_SCOPE, BlobClient
+from evalfleet.places.azure.blobs import STORAGE_SCOPE, BlobStorage
 from evalfleet.places.azure.uploads import FolderUpload
-from evalfleet.places.vm.answers import Json
+from evalfleet.places.vm.answers import Json, as_refusal
+from evalfleet.ports import Bucket, OpenBucket
 
 from .service import MlClient
 from .settings import AzureMlSettings, MlAccount
@@ -22,17 +24,24 @@ KEPT = "evalfleet"
 class MlWorkspace:
     """A workspace with its storage, asked for once and when they are needed.
 
-    All raise ArmFault; PlaceError where there is no such workspace.
+    All raise ArmFault and FleetError.
     """
 
     def __init__(
-        self, client: MlClient, settings: AzureMlSettings, account: MlAccount, environ: Mapping[str, str]
+        self,
+        client: MlClient,
+        settings: AzureMlSettings,
+        account: MlAccount,
+        environ: Mapping[str, str],
+        open_bucket: OpenBucket | None,
     ) -> None:
         self.client = client
         # its tokens are for storage
         self._login = ArmClient(ArmEndpoint("", settings.endpoint, STORAGE_SCOPE, account.ca), environ)
         self._settings, self._account = settings, account
-        self._blobs: BlobClient | None = None
+        self._open_bucket = open_bucket
+        self._storage: BlobStorage | None = None
+        self._container = ""
         self._region = settings.region
         self._lock = asyncio.Lock()
 
@@ -47,7 +56,7 @@ class MlWorkspace:
         if named and named != region:
             why = f'the workspace is in {region}, not in {named}; set region = "{region}", or leave it out'
             raise PlaceError(why, transient=False, scope="place")
-        await (await self.blobs()).containers(KEPT)
+        await (await self.storage()).check(self._container)
 
     async def _found(self) -> Json:
         shown = await self.client.workspace()
@@ -59,27 +68,40 @@ class MlWorkspace:
             raise PlaceError(why, transient=False, scope="place")
         return shown
 
-    async def blobs(self) -> BlobClient:
+    async def storage(self) -> BlobStorage:
+        """Return the workspace's storage account, with a container for people's files."""
         async with self._lock:
-            if self._blobs is None:
+            if self._storage is None:
                 account = await self.client.storage(self._settings.storage_endpoint)
-                self._blobs = BlobClient(account, self.client.arm.now, self._account.ca, self._login.token)
-        return self._blobs
+                storage = BlobStorage(account, self._open_bucket, self._login.token, self._account.ca)
+                self._container = await self.client.datastore()
+                await storage.check(self._container)
+                self._storage = storage
+        return self._storage
+
+    async def folder(self, name: str) -> Bucket:
+        """Return the blobs of a folder of ours in the workspace's datastore."""
+        storage = await self.storage()
+        return storage.bucket(self._container, f"{KEPT}/{name}".rstrip("/"))
+
+    async def mail(self) -> MailStore:
+        """Return where mailboxes are. Raises FleetError."""
+        with as_refusal("the storage of mailboxes"):
+            bucket, storage = await self.folder("mail"), await self.storage()
+        return MailStore(bucket, storage.account.key if storage.by_key else "")
 
     async def keep_files(
         self, files: KeptFiles, lasts_s: float, tell: Callable[[str], None]
-    ) -> tuple[str, str]:
-        """Put files into the workspace's own datastore, unless they are there. Returns their address, and a
-        token to read what is in the datastore, whose names one must know. Raises RequestError, too."""
-        blobs, container = await self.blobs(), await self.client.datastore()
-        upload = FolderUpload(blobs, container, KEPT, files, tell)
-        await upload.bring()
-        token = await blobs.token("r", self.client.arm.now() + lasts_s, container)
-        return f"{blobs.account.url}/{container}/{upload.folder}", token
+    ) -> Mapping[str, str]:
+        """Put files into the workspace's own datastore, unless they are there. Returns the address of each,
+        by which it can be read for so long. Raises RequestError, too."""
+        bucket = await self.folder("")
+        await FolderUpload(bucket, files, tell).bring()
+        names = sorted(files.paths)
+        urls = await bucket.sign("GET", [f"{files.name}/{name}" for name in names], lasts_s)
+        return dict(zip(names, urls, strict=True))
 
     async def close(self) -> None:
-        if self._blobs is not None:
-            await self._blobs.close()
         await self._login.close()
 
 

@@ -1,18 +1,16 @@
-"""Machines whose nodes share no folder with anybody: their mail, and what they tell of themselves, is in a
-bucket. The folder of such a machine is seen by the login node alone."""
+"""Machines whose nodes share no folder with the login node: their mail and their marks are in a bucket. The
+folder of such a machine is seen by the login node alone."""
 
 from __future__ import annotations
 
 import secrets
 import shlex
-import time
 from collections.abc import Mapping, Sequence
 from urllib.parse import unquote, urlsplit
 
 from msgspec import structs
 
-from evalfleet.channels.mailboxes import KeptMailbox, PilotMarks
-from evalfleet.channels.s3_mailboxes import S3Mailboxes, s3_bucket
+from evalfleet.channels.mail.boxes import LONGEST_S, SPARE_S, Mailboxes, MailStore, PilotMarks
 from evalfleet.errors import PlaceError, RequestError
 from evalfleet.model import MachineId
 from evalfleet.ports import Check, PlaceContext
@@ -20,15 +18,15 @@ from evalfleet.ports import Check, PlaceContext
 from .settings import SlurmSettings
 from .sight import MachineFolder, Queue, StartMark
 
-SPARE_S = 900.0
-"""A token outlasts its machine by so much: the machine's last words are written, and clocks differ."""
 REACH_IT = "nodes must reach the bucket by HTTPS; else share a `folder` with them and leave `mailbox` out"
+RIGHTS = "make the bucket, or give these keys s3:GetObject, PutObject, DeleteObject and ListBucket"
 SCRIPT = """\
 #!/bin/sh
 {variables}
 export {names}
 exec {command}
 """
+KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 PROBE = """\
 import json, platform, sys, time
 from urllib import request
@@ -46,7 +44,7 @@ print(json.dumps({"python": sys.version.split()[0], "old": sys.version_info < (3
 class BucketMail:
     """The mailboxes of a place, and what they have told."""
 
-    def __init__(self, boxes: S3Mailboxes, settings: SlurmSettings) -> None:
+    def __init__(self, boxes: Mailboxes, settings: SlurmSettings) -> None:
         self.boxes = boxes
         self._settings = settings
         self._marks: dict[str, PilotMarks] = {}
@@ -59,8 +57,8 @@ class BucketMail:
 
     @property
     def max_queue_s(self) -> float:
-        """A job that waits for longer has a token that does not last for its machine's life."""
-        longest_s = self.boxes.bucket.longest_s - self._settings.time_limit_s - SPARE_S
+        """A job that waits for longer has addresses that do not last for its machine's life."""
+        longest_s = LONGEST_S - self._settings.time_limit_s - 2 * SPARE_S
         return longest_s if self._settings.queue_s is None else self._settings.queue_s
 
     async def script(self, machine: MachineId, life_s: float) -> str:
@@ -98,21 +96,17 @@ class BucketMail:
         return not known.restarted and self._states.get(name) != _state(job, queue)
 
     async def remove(self, home: str, machine: MachineId) -> None:
-        name = self.boxes.name(home, machine)
-        await self.boxes.remove_kept(KeptMailbox(machine, home, "", None, name))
+        await self.boxes.remove_named(self.boxes.name(home, machine))
 
     async def examine(self) -> Sequence[Check]:
-        """Can it be written, and is there a token for one mailbox alone?"""
+        """Check that the bucket can be written, and that addresses can be signed."""
         probe = secrets.token_hex(4)
         try:
             await self.boxes.plant(probe, SPARE_S)
             await self.boxes.uproot(probe)
         except PlaceError as err:
-            remedy = (
-                "make the bucket, or give these keys s3:GetObject, PutObject, DeleteObject and ListBucket"
-            )
-            return (Check("mailbox", "bad", str(err), "" if "STS" in str(err) else remedy),)
-        return (Check("mailbox", "good", f"{self.url} can be used, with a token for each machine"),)
+            return (Check("mailbox", "bad", str(err), RIGHTS),)
+        return (Check("mailbox", "good", f"{self.url} can be used, with signed addresses for each machine"),)
 
 
 def _state(job: str, queue: Queue) -> str:
@@ -137,23 +131,33 @@ def bucket_mail(name: str, settings: SlurmSettings, context: PlaceContext, owner
     url = settings.mailbox
     if not url:
         return None
-    scheme = urlsplit(url).scheme
-    if scheme == "gs":
+    if urlsplit(url).scheme != "s3" or context.open_bucket is None:
         raise RequestError(
-            f"place {name!r}: mailbox {url!r} cannot be used: a token of Cloud Storage for one mailbox alone "
-            "lasts an hour, and jobs wait and run for longer; use s3://, or a `folder` that nodes share"
+            f"place {name!r}: mailbox {url!r} cannot be used; write s3://BUCKET/PREFIX, or "
+            'leave it out and set reach = "mailbox" for a mailbox in `folder`'
         )
-    if scheme != "s3" or context.open_objects is None:
+    if context.environ.get("AWS_SESSION_TOKEN"):
         raise RequestError(
-            f"place {name!r}: mailbox {url!r} is of no kind that Slurm's machines can use; write "
-            's3://BUCKET/PREFIX, or leave it out and set reach = "mailbox" for one in `folder`'
+            f"place {name!r}: addresses in {url} that the keys of a session sign end with it; unset "
+            "AWS_SESSION_TOKEN and use the keys of an IAM user"
         )
-    bucket = s3_bucket(url, context.environ, settings.mailbox_role)
+    lacking = [key for key in KEYS if not context.environ.get(key)]
+    if not (context.environ.get("AWS_REGION") or context.environ.get("AWS_DEFAULT_REGION")):
+        lacking.append("AWS_REGION")
+    if lacking:
+        raise RequestError(
+            f"place {name!r}: mailbox {url!r} needs {', '.join(lacking)}; set them, or use .env"
+        )
     most_s = settings.time_limit_s + (settings.queue_s or 0.0)
-    if most_s + SPARE_S > bucket.longest_s:
+    if most_s + 2 * SPARE_S > LONGEST_S:
         raise RequestError(
-            f"place {name!r}: jobs may wait and run for {most_s:g} s, "
-            f"and a token of S3's lasts {bucket.longest_s:g} s; lower `time_limit_s` or `queue_s`"
+            f"place {name!r}: jobs may wait and run for {most_s:g} s, and signed addresses last "
+            f"{LONGEST_S:g} s; lower `time_limit_s` or `queue_s`"
         )
-    objects = context.open_objects(url.rstrip("/"), context.environ)
-    return BucketMail(S3Mailboxes(bucket, objects, context, owner, time.time), settings)
+    secret = context.environ["AWS_SECRET_ACCESS_KEY"]
+    store = MailStore(context.open_bucket(url.rstrip("/"), context.environ), secret)
+
+    async def opened() -> MailStore:
+        return store
+
+    return BucketMail(Mailboxes(context, owner, opened), settings)

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple, Protocol
 
 from evalfleet.channels import children
 from evalfleet.channels.artefacts import LocalMover
-from evalfleet.channels.folder_mail import FolderClerk, FolderMail
-from evalfleet.channels.link import Dial
-from evalfleet.channels.mailbox import MailTransport, open_mail
+from evalfleet.channels.link import Dial, OpenLink
+from evalfleet.channels.mail.folder import FolderClerk, FolderMail
+from evalfleet.channels.mail.lines import MailTransport, open_mail
 from evalfleet.channels.resident import Resident
 from evalfleet.channels.session import OnLoad
 from evalfleet.channels.supervisor.processes import host_environment
@@ -64,12 +64,6 @@ class Login(Protocol):
         """Start a program that carries bytes, once it has said so. Raises OSError, ChannelError."""
         ...
 
-    async def open_mail(
-        self, folder: str, supervisor: str, key: str, protocol: asyncio.Protocol
-    ) -> asyncio.WriteTransport:
-        """A line through the mailbox in this folder. `supervisor`: its file, there. Raises OSError."""
-        ...
-
     def channel(self, way: MachineWay, secrets: Mapping[str, str]) -> Channel: ...
 
     async def close(self) -> None: ...
@@ -119,10 +113,10 @@ class ThisComputer:
     ) -> asyncio.WriteTransport:
         return self._kept(await open_step(argv, self.environ, protocol, patience_s))
 
-    async def open_mail(
-        self, folder: str, supervisor: str, key: str, protocol: asyncio.Protocol
-    ) -> asyncio.WriteTransport:
-        return self._kept(await open_mail(FolderMail(self._clerk, folder), key, protocol))
+    async def open_mail(self, folder: str, key: str, protocol: asyncio.Protocol) -> OpenLink:
+        """Open a line to a machine by the mailbox in this folder. Raises OSError."""
+        line = await open_mail(FolderMail(self._clerk, folder), key, protocol)
+        return OpenLink(self._kept(line), write_secret=line.write_secret)
 
     def _kept(self, line: StepTransport | MailTransport) -> asyncio.WriteTransport:
         self._lines = {other for other in self._lines if not other.ended.is_set()} | {line}

@@ -27,7 +27,7 @@ from urllib.parse import unquote
 from msgspec import Struct, structs
 
 from evalfleet.channels.link import OpenLink
-from evalfleet.channels.mailboxes import MAIL_LOST_S, MAIL_SILENT_S
+from evalfleet.channels.mail.boxes import MAIL_LOST_S, MAIL_SILENT_S
 from evalfleet.channels.program import archive
 from evalfleet.channels.samples import Samples
 from evalfleet.channels.supervisor.files import job_name
@@ -163,6 +163,11 @@ class SlurmPlace:
             )
         if not settings.login:
             return cls(name, settings, context)
+        if settings.reach == "mailbox":
+            raise RequestError(
+                f"place {name!r}: a mailbox in `folder` is not reached through `login`; set "
+                'mailbox = "s3://BUCKET/PREFIX", or run evalfleet on the login node'
+            )
         try:
             from .remote import LoginNode
         except ModuleNotFoundError as err:
@@ -525,10 +530,9 @@ class SlurmPlace:
             if machine.start and told.start.start != machine.start:
                 raise ChannelError(f"{machine.id} was started anew")
             if told.mail:
-                mail = f"{folder}/{MAIL}"
-                return OpenLink(
-                    await self._login.open_mail(mail, site.supervisor, told.key, protocol), told.key
-                )
+                if not isinstance(self._login, ThisComputer):
+                    raise ChannelError(f"{machine.id} has a mailbox; run evalfleet on the login node")
+                return await self._login.open_mail(f"{folder}/{MAIL}", told.key, protocol)
             code = (self._settings.python, "-I", "-c", RELAY, site.supervisor, folder)
             argv = ("srun", f"--jobid={told.start.job}", *STEP_OPTIONS, *code)
             try:

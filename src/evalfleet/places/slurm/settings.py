@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
 
 class SlurmSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """The settings of `slurm`."""
+
+    REMOVED: ClassVar[Mapping[str, str]] = {
+        "mailbox_role": "leave it out: addresses are signed with the keys of an IAM user",
+    }
 
     folder: Annotated[
         str,
@@ -55,9 +60,6 @@ class SlurmSettings(Struct, frozen=True, forbid_unknown_fields=True):
     mailbox: Annotated[
         str,
         Meta(description="s3://BUCKET/PREFIX: mail goes there, and nodes need share no folder with anybody"),
-    ] = ""
-    mailbox_role: Annotated[
-        str, Meta(description="the role that tokens for one mailbox alone are of (default: the user itself)")
     ] = ""
     isolation: Annotated[
         Literal["user", "container", "none"] | None, Meta(description="how attempts are kept apart")

@@ -25,8 +25,8 @@ ON_MACHINE = "machine"
 
 SENT = "sent:"
 """What `golden` of a machine begins with that fetches it from the storage of its place, then a digest."""
-SENT_FROM = ("EVALFLEET_GOLDEN_URL", "EVALFLEET_GOLDEN_TOKEN")
-"""The variables by which it learns where that is."""
+SENT_FROM = "EVALFLEET_GOLDEN_ADDRESSES"
+"""The variable that holds the address of each file there, as JSON."""
 
 V2_MARK = "check_setup.py"
 """Beside the client of WindowsAgentArena-V2, which we do not run, and of no other that we know."""

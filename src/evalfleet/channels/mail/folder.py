@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
-from .mailbox import Mail
-from .supervisor.mailbox import FolderPost, Pace
+from evalfleet.channels.supervisor.mailbox import FolderPost, Pace
+
+from .lines import Mail
 
 FOLDER_PACE_S = (0.2, 1.0)
 TOGETHER_S = 0.05

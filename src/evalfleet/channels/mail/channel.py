@@ -11,15 +11,15 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from evalfleet.channels.artefacts import STANDARD_CAPS, Caps
+from evalfleet.channels.link import UNREADABLE, OpenLink, plain
+from evalfleet.channels.parcels import ParcelChannel, ParcelMover, Stage, pack_bundle
+from evalfleet.channels.session import OnLoad
 from evalfleet.errors import ChannelError, SetupFailed
 from evalfleet.model import Bundle, Collected, decodable
 from evalfleet.ports import Fence
 
-from .artefacts import STANDARD_CAPS, Caps
-from .link import UNREADABLE, OpenLink, plain
-from .mailbox import Mail, MailTransport, open_mail
-from .parcels import ParcelChannel, ParcelMover, Stage, pack_bundle
-from .session import OnLoad
+from .lines import Mail, MailTransport, open_mail
 
 MOST_PIECES = 4
 """So many pieces of files may wait here before reading is paused."""
@@ -158,16 +158,10 @@ class MailChannel(ParcelChannel):
         self._line: MailTransport | None = None
 
         async def dial(protocol: asyncio.Protocol) -> OpenLink:
-            own = await _told(key)
-            self._line = await open_mail(mail, own, protocol)
-            return OpenLink(self._line, own)
+            self._line = await open_mail(mail, await _told(key), protocol)
+            return OpenLink(self._line, write_secret=self._line.write_secret)
 
         super().__init__(dial, MailMover(mail, key, secrets, caps), fence, secrets, on_load)
-
-    def renew(self, way: Mapping[str, Any]) -> None:
-        """Give the machine another token for its mailbox before the one that it has expires."""
-        if self._line is not None:
-            self._line.renew(way)
 
     async def close(self) -> None:
         """Says goodbye, so that the machine does not go on writing, but not for long."""
