@@ -58,9 +58,11 @@ def _simulated(seeds: int) -> Figures:
         wrong += any(found.violations())
         others += bool(violations(sim))
         crashes += sim.crashes
-        refused += bool(sim.state.model_refused)
-        calls += sim.state.metered_calls
-        spent += sim.state.model_usd.spent
+        refused += any(
+            attempt.metered.refused for attempt in sim.state.attempts.values() if attempt.metered is not None
+        )
+        calls += sim.state.spend.calls
+        spent += sim.state.spend.models.spent
         passed += [found] if found.over_usd else []
     return {
         "seeds": seeds,

@@ -114,7 +114,7 @@ def within_limits(sim: Simulated) -> Iterator[str]:
     untold_usd = one_step if untold_s else 0.0
     if limits.budget_usd is not None and machines.spent > limits.budget_usd + one_step + 1e-9:
         yield f"spent ${spent:.4f} of a budget of ${limits.budget_usd:g}"
-    booked, unswept = sim.state.closed_usd, sum(map(_unswept, sim.state.machines.values()))
+    booked, unswept = sim.state.spend.machines.spent, sum(map(_unswept, sim.state.machines.values()))
     if limits.budget_usd is not None and booked - unswept > limits.budget_usd + one_step + 1e-9:
         yield f"the journal accounts for ${booked:.4f} of a budget of ${limits.budget_usd:g}"
     # a machine that its place ended begins one more step than the journal knows of

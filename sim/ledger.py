@@ -134,9 +134,8 @@ def causes_are_told(state: RunState) -> Iterator[str]:
     """A broken attempt says why. One is cancelled only if the run let go of its machine, or somebody has
     ended the attempt or replaced the machine."""
     for attempt in state.attempts.values():
-        metered = attempt.metered
-        if metered is not None and (metered.refused or metered.waited):
-            continue  # it was cancelled for want of money
+        if attempt.metered is not None and attempt.metered.refused:
+            continue  # it was cancelled because its allowance was used up
         if isinstance(attempt.outcome, Broken) and attempt.outcome.cause is Cause.CANCELLED:
             machine = state.machines[attempt.machine]
             if machine.condemned_at is None and attempt.ending is None and machine.steered is None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from msgspec import structs
 
-from evalfleet.errors import ChannelError
 from evalfleet.model import (
     Allowance,
     AttemptId,
@@ -31,10 +28,7 @@ from .scenario import Scenario, draw
 from .simulate import Parts, Simulated, simulate
 from .world import SimJob, SimMachine, World
 
-GRANT_S = 3600.0
-"""How long a call waits for more money before its attempt is ended."""
 TOKENS_A_DOLLAR = 100_000
-NEWS_S = 5.0
 
 
 @dataclass(slots=True, eq=False)
@@ -49,9 +43,6 @@ class SimAccount:
     unknown_usd: float = 0.0  # the most that calls of unknown cost can have cost
     in_flight: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
     """Of each call under way: what it will cost, and the most that it can cost, as far as its meter knows."""
-    waiting: int = 0  # calls that wait for more money
-    since: float = 0.0  # when the first of them began to wait
-    wants: int = 0  # how often more money was asked for
     refused: str = ""
     last_usd: float = 0.0
     """Of the calls that were under way when the allowance was used up, or when the attempt ended before."""
@@ -71,7 +62,6 @@ class SimAccount:
             tokens=tokens,
             models={"m": ModelUse(self.calls, self.usd, self.unknown, tokens, self.unknown_usd)},
             refused=self.refused,
-            waited=bool(self.waiting and not self.refused),
             unknown_usd=self.unknown_usd,
             unknown_tokens=int(self.unknown_usd * TOKENS_A_DOLLAR),
         )
@@ -111,7 +101,8 @@ class MeteredWorld(World):
         if account.job.ended is not None:
             return
         if not self._may_call(account):
-            self._want(account)
+            account.refused = "its allowance is used up"
+            self.end_job(account.job, Ended("budget"))
             return
         usd = min(self.models.expovariate(1 / 0.01), 0.3)
         most_usd = usd * self.models.uniform(1.0, 5.0)
@@ -138,30 +129,6 @@ class MeteredWorld(World):
             account.last_usd = under_way
         self.later(self.models.uniform(0.5, 60.0), self._call, account)
 
-    def _want(self, account: SimAccount) -> None:
-        if not account.waiting:
-            account.since = self.loop.time()
-            account.wants += 1
-            account.job.wake()
-            self.later(GRANT_S, self._waited_in_vain, account, account.wants)
-        account.waiting += 1
-
-    def _waited_in_vain(self, account: SimAccount, wants: int) -> None:
-        if account.waiting and account.wants == wants:
-            self.end_job(account.job, Ended("budget"))
-
-    def allow(self, job: AttemptId, allowance: Allowance, refused: str) -> None:
-        account = self.accounts[job]
-        account.allowance, account.last_usd = allowance, 0.0
-        if refused:
-            account.refused = refused
-            self.end_job(account.job, Ended("budget"))
-        elif account.waiting:
-            account.job.ends_at += self.loop.time() - account.since
-            calls, account.waiting = account.waiting, 0
-            for _ in range(calls):
-                self._call(account)
-
     def _kill_meter(self, account: SimAccount) -> None:
         self.end_job(account.job, Ended("unmetered"))
 
@@ -179,13 +146,6 @@ class MeteredWorld(World):
 class MeteredChannel(SimChannel):
     """Reaches a machine that has a meter."""
 
-    _heard: dict[AttemptId, int]  # how often a job is known to have asked for more
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        assert isinstance(self._world, MeteredWorld)
-        self._accounts, self._allow, self._heard = self._world.accounts, self._world.allow, {}
-
     async def isolate(self, wanted: Isolation) -> Isolated:
         return Isolated()
 
@@ -197,21 +157,6 @@ class MeteredChannel(SimChannel):
 
     async def meter(self, metering: Metering) -> None:
         await self._reach()
-
-    async def wants(self, job: AttemptId) -> Metered:
-        while True:
-            with suppress(ChannelError):
-                await self._reach_any_start()
-                account = self._accounts.get(job)
-                if account is not None and account.waiting and account.wants > self._heard.get(job, 0):
-                    self._heard[job] = account.wants
-                    return account.used()
-            await asyncio.sleep(NEWS_S)
-
-    async def allow(self, job: AttemptId, allowance: Allowance, refused: str = "") -> None:
-        await self._reach_any_start()
-        if job in self._accounts:
-            self._allow(job, allowance, refused)
 
 
 def draw_metered(seed: int) -> Scenario:
@@ -234,7 +179,7 @@ class Overshoot:
     """How far a run passed its budget, beyond the billing steps of its machines, and the calls in flight.
 
     Those are the calls under way at one moment; or, where that is more, the calls of each attempt that were
-    under way when its allowance was used up, if it got no more: attempts come to their end one after another.
+    under way when its allowance was used up: attempts come to their end one after another.
     """
 
     over_usd: float
@@ -250,7 +195,7 @@ class Overshoot:
 
 
 def overshoot(sim: Simulated) -> Overshoot:
-    world, purse, limits = sim.world, sim.state.model_usd, sim.state.limits
+    world, purse, limits = sim.world, sim.state.spend.models, sim.state.limits
     assert isinstance(world, MeteredWorld)
     machines = machines_usd(sim)
     over = machines.spent + world.model_usd - (limits.budget_usd or 0.0) - machines.one_step

@@ -280,28 +280,7 @@ class AttemptStarted(_Event, frozen=True):
     task: TaskId
     machine: MachineId
     allowance: Allowance = NO_LIMIT
-    """What its model calls may use; reserved from the budget."""
-
-
-class AllowanceWanted(_Event, frozen=True):
-    """The attempt's model calls have used so much, and wait for more to be granted."""
-
-    attempt: AttemptId
-    used: Metered
-
-
-class AllowanceGranted(_Event, frozen=True):
-    """Decided: the attempt's model calls may use so much in all. `refused`: no more, and why."""
-
-    attempt: AttemptId
-    allowance: Allowance
-    refused: str = ""
-
-
-class AllowanceTold(_Event, frozen=True):
-    """The machine knows what was last decided about the attempt's allowance."""
-
-    attempt: AttemptId
+    """What its model calls may use, reserved from the budget until it ends."""
 
 
 class BudgetPassed(_Event, frozen=True):
@@ -451,7 +430,7 @@ class Ignored(_Event, frozen=True):
     """An event of a feature that was removed. It changes nothing."""
 
 
-REMOVED = frozenset({"NodeReleased"})
+REMOVED = frozenset({"NodeReleased", "AllowanceWanted", "AllowanceGranted", "AllowanceTold"})
 """Kinds of events that older versions wrote and this one reads as `Ignored`."""
 
 Event = (
@@ -481,9 +460,6 @@ Event = (
     | MachineDeleteRefused
     | MachineDeleted
     | AttemptStarted
-    | AllowanceWanted
-    | AllowanceGranted
-    | AllowanceTold
     | BudgetPassed
     | AttemptEnded
     | AttemptCollected
@@ -515,8 +491,8 @@ UPGRADES: dict[tuple[int, str], Upgrade] = {}
 """(schema, kind) -> how a body of that schema becomes one of the next. Absent: it is unchanged.
 
 Schema 2 brought new kinds only (MachineQueued, MachineAllocated, MachineDeleteRefused, AttemptGraded,
-GradingFailed, GradingRequested, BudgetPassed, RunSteered, CircuitChanged and those of allowances) and a new
-outcome (Answered), and limits of silence moved from the plan to the offers: bodies of schema 1 are read as
+GradingFailed, GradingRequested, BudgetPassed, RunSteered, CircuitChanged) and a new outcome (Answered), and
+limits of silence moved from the plan to the offers: bodies of schema 1 are read as
 they are.
 """
 

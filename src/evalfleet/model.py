@@ -430,15 +430,13 @@ class Metered(Struct, frozen=True, omit_defaults=True):
     """By kind. `in` includes `cached` and `cache_write`, `out` includes `reasoning`."""
     models: Mapping[str, ModelUse] = field(default_factory=dict[str, ModelUse])
     refused: str = ""
-    """Why a call was refused for want of money."""
+    """Why a call was refused: the allowance that is used up."""
     wedged: str = ""
     """The error that came again and again, for which the attempt was ended."""
     unknown_usd: Spent = 0.0
     """The most that the unknown calls can have cost, reckoned from what they asked; not in `usd`."""
     unknown_tokens: Count = 0
     """The most tokens that the unknown calls can have used; not in `tokens`."""
-    waited: bool = False
-    """It ended while a call waited for more money, which nobody had granted or refused."""
 
     def plus(self, other: Metered | None) -> Metered:
         """Both together: an attempt's, and its score command's."""
@@ -461,7 +459,6 @@ class Metered(Struct, frozen=True, omit_defaults=True):
             self.wedged or other.wedged,
             self.unknown_usd + other.unknown_usd,
             self.unknown_tokens + other.unknown_tokens,
-            self.waited or other.waited,
         )
 
     @property
@@ -515,7 +512,7 @@ class Job(Struct, frozen=True, omit_defaults=True):
     metering: Metering | None = None
     """How its model calls are metered. None: nobody counts them."""
     allowance: Allowance = NO_LIMIT
-    """What its metered calls may use before more must be asked for."""
+    """What its metered calls may use in all."""
 
 
 class Scorer(Struct, frozen=True, omit_defaults=True):
@@ -742,7 +739,7 @@ class Limits(Struct, frozen=True, omit_defaults=True):
     """So many attempts must be scored or answered on the first machine before others are created."""
     budget_usd: float | None = None
     task_budget_usd: float | None = None
-    """What an attempt's metered model calls may cost before more is asked for; else it is learned."""
+    """What the metered model calls of one attempt may cost; None: a share of what is left."""
     max_tokens: int | None = None
     """Of all metered model calls together, input and output."""
     max_duration_s: float | None = None

@@ -29,7 +29,6 @@ from msgspec import Struct
 
 from .events import Event, Record
 from .model import (
-    Allowance,
     AttemptId,
     Bundle,
     Collected,
@@ -42,7 +41,6 @@ from .model import (
     KeptFiles,
     Machine,
     MachineId,
-    Metered,
     Metering,
     Micros,
     Needs,
@@ -280,14 +278,6 @@ class HostChannel(Protocol):
 
     async def meter(self, metering: Metering) -> None:
         """See to it that the machine has a meter with these orders (`Job.metering`). Raises SetupFailed."""
-        ...
-
-    async def wants(self, job: AttemptId) -> Metered:
-        """Wait until the job's calls need more money than they were allowed; tell what it used by then."""
-        ...
-
-    async def allow(self, job: AttemptId, allowance: Allowance, refused: str = "") -> None:
-        """What the job's calls may use in all; `refused` says why they get no more."""
         ...
 
 

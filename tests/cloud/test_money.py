@@ -109,7 +109,7 @@ def test_the_budget_holds_on_the_meters_when_the_controller_is_killed(azure: Sta
     finally:
         run.kill()
     assert 2 <= len(state.machines) < 9, "no more than the budget pays for as long as Azure needs"
-    assert state.reserved_usd + state.closed_usd <= budget + 1e-9
+    assert state.spend.machines.reserved + state.spend.machines.spent <= budget + 1e-9
     now = time.time()
     assert all(
         machine.ends_at / 1e6 - now >= LEAST_LIFE_S - PATIENCE_S for machine in state.machines.values()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from evalfleet.events import AttemptEnded, BudgetPassed
-from evalfleet.model import Broken
+from evalfleet.model import AttemptId, Broken
 from tests.e2e.harness import Fleet, task
 from tests.e2e.metered import Served, calls_of, metered, models_usd
 from tests.waiting import until
@@ -17,31 +17,39 @@ KEY = "sk-some-key"
 Say = Callable[..., str]
 
 
-def test_an_attempt_that_ends_while_it_waits_for_more_money_is_tried_again_and_is_no_zero(
+def test_a_task_that_needs_more_than_its_share_is_tried_again_with_more_and_is_no_zero(
     fleet: Fleet, models: Served
 ) -> None:
-    """Its controller is dead: nobody can grant any."""
-    impatient = (
-        "import socket\ncall(); gate('go')\n"
-        "attempt or socket.setdefaulttimeout(1)\n"
-        "try:\n    call(); call(); call()\n"
-        "except OSError:\n    pass\n"
-        "score(attempt); open('FOLDER/marks/done', 'w').close()"
+    """Its controller is dead when its four calls of $0.000796 have used up a quarter of the budget."""
+    greedy = (
+        "call(); gate('go')\ntry:\n    [call() for _ in range(4)]\nexcept OSError:\n    pass\nscore(attempt)"
     )
-    metered(fleet, models, [task("a", impatient.replace("FOLDER", str(fleet.folder)))])
-    run = fleet.start_run("--budget", "1", "--task-budget", "0.0009")
+    metered(fleet, models, [task("a", greedy), *(task(f"b_{n}", "call(); score(1)") for n in (1, 2, 3))])
+    run = fleet.start_run("--budget", "0.012", "--workers", "4")
     fleet.started("a.0")
-    until(lambda: models.sums()["calls"] == 1)
+    until(lambda: models.sums()["calls"] >= 1)
     run.kill()
     fleet.open_gate("go")
-    until((fleet.folder / "marks/done").exists)
     assert fleet("resume", "r").code == 0
-    first, second = fleet.recorded(AttemptEnded, 2)
+    ends = {event.attempt: event for event in fleet.recorded(AttemptEnded, 5)}
+    first, second = ends[AttemptId("a.0")], ends[AttemptId("a.1")]
     assert isinstance(first.outcome, Broken)
-    assert "waited for more money" in first.outcome.detail
+    assert "model calls were refused: the $0.003 that it may cost are used up" in first.outcome.detail
+    assert first.metered is not None
     assert second.metered is not None
-    assert (fleet.task("a")["score"], second.metered.calls) == (1, 4)
+    assert (first.metered.calls, second.metered.calls, fleet.task("a")["score"]) == (4, 5, 1)
     assert models_usd(fleet) == pytest.approx(models.usd(), abs=1e-6)
+
+
+def test_a_task_that_reaches_its_task_budget_is_broken_and_the_others_go_on(
+    fleet: Fleet, models: Served
+) -> None:
+    many = [task("a", "[call() for _ in range(5)]; score(1)"), task("b", "call(); score(1)")]
+    metered(fleet, models, many)
+    assert fleet.run("--budget", "1", "--task-budget", "0.0009", "--attempts", "2").code == 1
+    results = fleet.results()
+    assert (results["scored"], results["causes"], results["models"]["calls"]) == (1, {"model": 2}, 5)
+    assert "the $0.0009 that it may cost are used up" in fleet.task("a")["error"]
 
 
 def test_the_budget_bounds_models_and_what_was_refused_is_unrun(fleet: Fleet, models: Served) -> None:
@@ -55,7 +63,7 @@ def test_the_budget_bounds_models_and_what_was_refused_is_unrun(fleet: Fleet, mo
     assert models.usd() <= 0.0096 + 0.0008
     assert results["cost"]["models_usd"] == pytest.approx(models.usd(), abs=1e-6)
     assert [event.percent for event in fleet.recorded(BudgetPassed)] == [80]
-    assert "is used up" in results["stop"]["detail"]
+    assert "does not pay another attempt" in results["stop"]["detail"]
     assert fleet("resume", "r", "--budget", "1").code == 0
     assert fleet.results()["scored"] == 5
     assert models_usd(fleet) == pytest.approx(models.usd(), abs=1e-6)

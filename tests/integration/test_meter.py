@@ -260,8 +260,8 @@ def test_what_cannot_be_read_is_unknown_and_never_zero(tmp_path: Path, mood: str
         assert (state["usd"], state["unknown"]) == (0, 1)
         assert state["unknown_usd"] == line["at_most_usd"] > 0.26  # 32768 tokens put out
         assert state["unknown_tokens"] == line["at_most_tokens"] > 32768
-        await it.ask(do="limit", attempt="t.1", usd=line["at_most_usd"], refused="it is used up")
-        with pytest.raises(openai.APIStatusError, match="it is used up"):
+        await it.open(usd=line["at_most_usd"])
+        with pytest.raises(openai.APIStatusError, match="are used up"):
             await it.gpt().chat.completions.create(model="any", messages=ASK)
 
     run(test, tmp_path)
@@ -354,47 +354,33 @@ def test_the_same_error_for_long_ends_the_attempt_unless_a_call_succeeds_meanwhi
     run(test, tmp_path, same_error_s=1.0)
 
 
-def test_a_call_beyond_the_limit_waits_for_more_and_is_refused_without(tmp_path: Path) -> None:
+def test_a_call_beyond_the_allowance_is_refused_and_the_supervisor_is_told(tmp_path: Path) -> None:
     async def test(it: Metered) -> None:
-        await it.ask(do="limit", attempt="t.1", usd=1e-9)
+        await it.open(usd=1e-9)
         await it.gpt().chat.completions.create(model="any", messages=ASK)
         reader, writer = await asyncio.open_unix_connection(it.socket)
         writer.write(b'{"do": "watch"}\n')
         await reader.readline()
-        waiting = asyncio.create_task(it.gpt().chat.completions.create(model="any", messages=ASK))
-        assert json.loads(await reader.readline())["tell"] == "wants"
-        await it.ask(do="limit", attempt="t.1", usd=1.0)
-        await waiting
-        await it.ask(do="limit", attempt="t.1", usd=0.0, refused="the run's budget is used up")
-        with pytest.raises(openai.APIStatusError, match="the run's budget is used up") as refused:
+        with pytest.raises(openai.APIStatusError, match=r"the \$1e-09 that it may cost") as refused:
             await it.gpt(max_retries=2).chat.completions.create(model="any", messages=ASK)
         assert refused.value.status_code == 402
-        assert len(it.models.served) == 2
+        assert json.loads(await reader.readline())["tell"] == "refused"
+        assert len(it.models.served) == 1
         writer.close()
-
-    run(test, tmp_path)
-
-
-def test_a_caller_that_does_not_wait_for_more_money_calls_nobody(tmp_path: Path) -> None:
-    async def test(it: Metered) -> None:
-        await it.ask(do="limit", attempt="t.1", usd=0.0)
-        calling = asyncio.create_task(it.gpt().chat.completions.create(model="any", messages=ASK))
-        while not (await it.state())["wanting"]:
-            await asyncio.sleep(0.02)
-        calling.cancel()
-        await asyncio.gather(calling, return_exceptions=True)
-        await it.ask(do="limit", attempt="t.1", usd=1.0)
-        await it.gpt().chat.completions.create(model="any", messages=ASK)
-        assert len(it.models.requests) == (await it.state())["calls"] == 1
+        reader, writer = await asyncio.open_unix_connection(it.socket)
+        writer.write(b'{"do": "watch"}\n')
+        await reader.readline()
+        assert json.loads(await reader.readline())["tell"] == "refused", "to one who was not there"
+        writer.close()
 
     run(test, tmp_path)
 
 
 def test_tokens_can_be_limited_too(tmp_path: Path) -> None:
     async def test(it: Metered) -> None:
-        await it.ask(do="limit", attempt="t.1", tokens=1, refused="--max-tokens 1 is used up")
+        await it.open(tokens=1)
         await it.gpt().chat.completions.create(model="any", messages=ASK)
-        with pytest.raises(openai.APIStatusError, match="--max-tokens 1"):
+        with pytest.raises(openai.APIStatusError, match="the 1 tokens that it may use are used up"):
             await it.gpt().chat.completions.create(model="any", messages=ASK)
 
     run(test, tmp_path)
@@ -523,7 +509,7 @@ def test_with_a_budget_free_calls_pass_and_calls_without_a_price_are_refused_one
     tmp_path: Path,
 ) -> None:
     async def test(it: Metered) -> None:
-        await it.ask(do="limit", attempt="t.1", usd=1.0)
+        await it.open(usd=1.0)
         with pytest.raises(openai.APIStatusError, match=r"no price is known for the model 'anny'; add it"):
             await it.gpt().chat.completions.create(model="anny", messages=ASK)
         state = await it.state()
@@ -538,7 +524,7 @@ def test_with_a_budget_free_calls_pass_and_calls_without_a_price_are_refused_one
 
 def test_an_attempt_all_of_whose_calls_were_turned_away_is_not_measured(tmp_path: Path) -> None:
     async def test(it: Metered) -> None:
-        await it.ask(do="limit", attempt="t.1", usd=1.0)
+        await it.open(usd=1.0)
         with pytest.raises(openai.APIStatusError):
             await it.gpt().chat.completions.create(model="anny", messages=ASK)
         assert "no price is known" in (await it.ask(do="close", attempt="t.1"))["wedged"]

@@ -129,7 +129,7 @@ def test_a_service_that_queues_longer_than_a_task_may_take_scores_every_task() -
     scenario = at_the_service(0, Faults(queue_s=(900.0, 900.0)), workers=8)
     sim = checked(replace(scenario, tasks=tasks, durations=(200.0,) * 8))
     assert sim.state.scored == len(sim.state.attempts) == 8
-    assert sim.state.closed_usd < 8 * 0.5 * 400 / 3600, "nobody pays for the queue"
+    assert sim.state.spend.machines.spent < 8 * 0.5 * 400 / 3600, "nobody pays for the queue"
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -9,57 +9,42 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from evalfleet.events import AttemptEnded, AttemptStarted
-from evalfleet.model import SECOND, Metered, Metering, Micros, ModelApi, Scored
+from evalfleet.events import AttemptCollected, AttemptEnded, AttemptStarted
+from evalfleet.model import (
+    SECOND,
+    AttemptId,
+    Broken,
+    Cause,
+    Metered,
+    Metering,
+    Micros,
+    ModelApi,
+    Offer,
+    Scored,
+)
 from evalfleet.planning.models import listed_prices
 from evalfleet.planning.past import past_of
-from evalfleet.policy.allowances import at_once, first_allowance
+from evalfleet.policy.allowances import at_once
 from tests.unit.runs import Run
 
 METERING = Metering((ModelApi("openai", "https://models.example", "KEY", "authorization"),))
 
 
-def metered(tasks: int, workers: int, **plan: object) -> Run:
+def metered(tasks: int, workers: int) -> Run:
     run = Run(tasks, workers=workers)
-    run.state.plan = structs.replace(run.state.plan, metering=METERING, **plan)
+    run.state.plan = structs.replace(run.state.plan, metering=METERING)
     return run
 
 
-def end(
-    run: Run, started: AttemptStarted, calls: int, throttled: int = 0, tokens: dict[str, int] | None = None
-) -> list[AttemptStarted]:
-    """The attempt ends a second later; those that are started then."""
-    run.now += 1_000_000
-    used = Metered(usd=0.1, calls=calls, throttled=throttled, tokens=tokens or {})
-    event = AttemptEnded(started.attempt, Scored(1.0, True), 60.0, metered=used)
-    return [each for each in run.tell(event) if isinstance(each, AttemptStarted)]
+def end(run: Run, started: AttemptStarted, calls: int, tokens: dict[str, int] | None = None) -> None:
+    used = Metered(usd=0.1, calls=calls, tokens=tokens or {})
+    run.tell(AttemptEnded(started.attempt, Scored(1.0, True), 60.0, metered=used))
 
 
 def started(run: Run) -> list[AttemptStarted]:
     run.turn()
     run.ready(*run.state.coming)
     return [event for event in run.log if isinstance(event, AttemptStarted)]
-
-
-def test_429s_slow_handing_out_and_calls_that_pass_speed_it_up_again() -> None:
-    run = metered(200, workers=10)
-    first = started(run)
-    assert (len(first), at_once(run.state)) == (10, None)
-    assert end(run, first[0], calls=10, throttled=5) == []
-    assert at_once(run.state) == 7
-    assert end(run, first[1], calls=10, throttled=5) == []  # it ran at the same time, and tells the same
-    assert at_once(run.state) == 7
-    assert end(run, first[2], calls=10) == []
-    (next_one,) = end(run, first[3], calls=10)  # six were left
-    assert end(run, next_one, calls=10, throttled=10) == []
-    assert at_once(run.state) == 4
-    left = first[4:]
-    for attempt in left:
-        left += end(run, attempt, calls=10)
-        if at_once(run.state) is None:
-            break
-    assert at_once(run.state) is None
-    assert run.state.running == 10
 
 
 def test_what_was_said_of_the_models_limits_bounds_attempts_at_once() -> None:
@@ -87,18 +72,105 @@ def leave(home: Path, run: str, usd: list[float], model: str = "m") -> None:
     (home / run / "results.json").write_text(json.dumps(told))
 
 
-def test_the_first_allowance_is_what_most_attempts_of_earlier_runs_needed(tmp_path: Path) -> None:
+def test_what_attempts_of_earlier_runs_cost_is_known(tmp_path: Path) -> None:
     assert past_of(tmp_path, "b").attempt_usd("m") is None
     leave(tmp_path, "one", [0.2, 0.4, 0.6, 0.8])
     assert past_of(tmp_path, "b").attempt_usd("m") is None
     leave(tmp_path, "two", [1.0 + n for n in range(17)])
     assert past_of(tmp_path, "b").attempt_usd("m") == pytest.approx(8.0)  # of two attempts each
     assert past_of(tmp_path, "b").attempt_usd("other") is None
-    run = metered(4, workers=2, attempt_usd=8.0)
-    run.state.limits = structs.replace(run.state.limits, budget_usd=100.0)
-    allowance = first_allowance(run.state)
-    assert allowance is not None
-    assert allowance.usd == 8.0
+
+
+def with_budget(run: Run, usd: float | None, **limits: object) -> Run:
+    run.state.limits = structs.replace(run.state.limits, budget_usd=usd, **limits)
+    return run
+
+
+def ended(run: Run, attempt: str, usd: float, refused: str = "") -> list[tuple[str, float | None]]:
+    """The attempt ends. Returns the attempts that start then, each with its allowance."""
+    outcome = Broken(Cause.CANCELLED) if refused else Scored(1.0, True)
+    metered = Metered(usd=usd, calls=1, refused=refused)
+    events = run.tell(AttemptEnded(AttemptId(attempt), outcome, 1.0, metered=metered))
+    events += run.tell(AttemptCollected(AttemptId(attempt)))
+    return [(each.attempt, each.allowance.usd) for each in events if isinstance(each, AttemptStarted)]
+
+
+def test_attempts_at_once_share_what_is_left_and_what_one_does_not_use_is_free_again() -> None:
+    run = with_budget(metered(50, workers=4), 8.0)
+    assert [each.allowance.usd for each in started(run)] == [2.0] * 4
+    assert run.state.spend.models.reserved == 8.0
+    ((attempt, usd),) = ended(run, "t0.0", 0.4)
+    assert attempt == "t4.0"
+    assert usd == pytest.approx(1.6)
+    assert run.state.spend.models.spent == 0.4
+
+
+def test_where_machines_cost_money_half_of_what_is_left_is_theirs() -> None:
+    run = Run(50, [Offer("cloud", "D4", usd_per_hour=0.36, billing_step_s=1.0)], workers=1)
+    run.state.plan = structs.replace(run.state.plan, metering=METERING)
+    with_budget(run, 10.0)
+    (first,) = started(run)
+    machine_usd = run.state.spend.machines.reserved
+    assert machine_usd == pytest.approx(0.36, abs=0.01)
+    assert first.allowance.usd == pytest.approx((10.0 - machine_usd) / 2)
+
+
+def test_an_allowance_is_twice_the_mean_where_the_share_is_less_and_others_wait_for_it() -> None:
+    run = with_budget(metered(50, workers=4), 8.0)
+    started(run)
+    for n in range(6):
+        ended(run, f"t{n}.0", 1.0)
+    assert run.state.running == 2
+    assert [run.state.attempts[AttemptId(f"t{n}.0")].allowance.usd for n in (6, 7)] == [1.0, 1.0]
+
+
+def test_a_task_that_used_up_its_allowance_comes_last_and_has_half_as_much_again() -> None:
+    run = with_budget(metered(5, workers=2), 8.0)
+    assert [each.allowance.usd for each in started(run)] == [4.0, 4.0]
+    assert ended(run, "t0.0", 4.1, refused="used up") == []  # the other one has all the rest
+    ended(run, "t1.0", 0.1)
+    for task in ("t2.0", "t3.0", "t4.0"):
+        assert run.state.attempts[AttemptId(task)].allowance.usd is not None
+        ended(run, task, 0.1)
+    assert run.stop.reason == "budget"
+    assert "$3.5 is left" in run.stop.detail, "less than 1.5 times the $4 that did not do"
+    assert (run.state.scored, run.state.waiting) == (4, 1)
+
+
+def test_a_dear_task_gets_what_the_others_left() -> None:
+    run = with_budget(metered(9, workers=4), 8.0)
+    assert [each.allowance.usd for each in started(run)] == [2.0] * 4
+    ended(run, "t0.0", 2.0, refused="used up")
+    for n in range(1, 9):
+        ended(run, f"t{n}.0", 0.1)
+    assert run.open() == {"t0.1": run.state.attempts[AttemptId("t0.1")].machine}
+    allowed = run.state.attempts[AttemptId("t0.1")].allowance.usd
+    assert allowed is not None
+    assert allowed >= 3.0
+
+
+def test_the_allowance_that_the_user_sets_is_reserved_for_each_attempt() -> None:
+    run = with_budget(metered(9, workers=4), 5.0, task_budget_usd=2.0)
+    assert [each.allowance.usd for each in started(run)] == [2.0, 2.0, 1.0]
+    assert ended(run, "t0.0", 0.5) == [("t3.0", 1.5)]
+
+
+def test_the_run_stops_when_nothing_is_left() -> None:
+    run = with_budget(metered(9, workers=1), 1.0)
+    assert [each.allowance.usd for each in started(run)] == [1.0]
+    assert ended(run, "t0.0", 1.0) == []
+    assert (run.stop.reason, run.stop.drain) == ("budget", True)
+    assert run.stop.detail == "the budget of $1 does not pay another attempt: nothing is left"
+
+
+def test_tokens_are_shared_as_money_is() -> None:
+    run = with_budget(metered(50, workers=4), None, max_tokens=1000)
+    assert [each.allowance.tokens for each in started(run)] == [250] * 4
+    run.tell(
+        AttemptEnded(AttemptId("t0.0"), Scored(1.0, True), metered=Metered(tokens={"in": 70, "out": 30}))
+    )
+    assert run.state.spend.tokens.spent == 100
+    assert run.state.attempts[AttemptId("t4.0")].allowance.tokens == 150
 
 
 def test_listed_prices_are_those_of_the_day() -> None:

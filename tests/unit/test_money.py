@@ -59,7 +59,7 @@ def test_a_machine_that_lives_shorter_than_its_place_bills_is_paid_for_that_long
     run.tell(MachineCondemned(M1, "no quota", Cause.PROVISIONING))
     run.wait(2)
     run.tell(MachineDeleted(M1, run.now))
-    assert run.state.closed_usd == pytest.approx(2.0), "what was refused never ran"
+    assert run.state.spend.machines.spent == pytest.approx(2.0), "what was refused never ran"
 
 
 def test_a_budget_below_what_is_billed_at_least_buys_no_machine() -> None:
@@ -100,7 +100,7 @@ def test_a_run_pays_for_what_was_left_behind_until_it_is_seen_to_be_gone() -> No
     (gone,) = of(MachineCondemned, run.wait(1300.0))
     assert gone.cause is Cause.MACHINE_LOST, "nobody came in time"
     run.tell(MachineDeleted(M1, run.now))
-    assert run.state.closed_usd == pytest.approx(1000.0 + 30.0)
+    assert run.state.spend.machines.spent == pytest.approx(1000.0 + 30.0)
     assert run.state.machines[M1].open_usd(after(run.now, 500.0)) == 0.0
 
 
@@ -111,7 +111,7 @@ def test_the_budget_pays_until_the_place_can_end_a_machine_and_until_it_is_swept
     run = Run(9, (SLOW,), budget_usd=225.0)
     (asked,) = requested(run.turn())
     assert seconds_between(run.now, asked.expires_at) == pytest.approx(220.0)
-    assert run.state.reserved_usd == pytest.approx(225.0)
+    assert run.state.spend.machines.reserved == pytest.approx(225.0)
 
 
 def test_a_budget_that_does_not_pay_until_the_place_can_end_a_machine_buys_none() -> None:
@@ -127,7 +127,7 @@ def test_a_budget_for_a_few_of_many_buys_these_few() -> None:
     run = Run(9, (SLOW,), workers=9, budget_usd=330.0)
     asked = requested(run.turn())
     assert len(asked) == 3
-    assert run.state.reserved_usd == pytest.approx(330.0)
+    assert run.state.spend.machines.reserved == pytest.approx(330.0)
 
 
 def test_a_time_limit_that_is_sooner_than_the_place_is_paid_for_all_the_same() -> None:
@@ -136,7 +136,7 @@ def test_a_time_limit_that_is_sooner_than_the_place_is_paid_for_all_the_same() -
     machine = run.state.machines[M1]
     assert seconds_between(run.now, asked.expires_at) == pytest.approx(30.0)
     assert seconds_between(run.now, machine.ends_at) == pytest.approx(100.0), "what the place is told"
-    assert run.state.reserved_usd == pytest.approx(105.0)
+    assert run.state.spend.machines.reserved == pytest.approx(105.0)
 
 
 def test_a_switch_is_not_moved_to_a_time_that_it_could_not_keep() -> None:
@@ -151,6 +151,6 @@ def test_a_switch_is_not_moved_to_a_time_that_it_could_not_keep() -> None:
         run.wait(1.0)
         moved = machine.expires_at != before
         assert not moved or seconds_between(run.now, machine.expires_at) >= SLOW.least_life_s
-        assert run.state.closed_usd + run.state.reserved_usd <= 1000.0
+        assert run.state.spend.machines.spent + run.state.spend.machines.reserved <= 1000.0
     assert seconds_between(born, run.now) > 800.0, "the money is used"
     assert run.now - born < 1000 * SECOND

@@ -223,7 +223,7 @@ def test_the_end_of_an_attempt_proves_that_we_are_online() -> None:
 
 
 def reserved(run: Run) -> float:
-    return run.state.closed_usd + run.state.reserved_usd
+    return run.state.spend.machines.spent + run.state.spend.machines.reserved
 
 
 def test_a_budget_is_shared_by_the_machines_that_are_asked_for() -> None:
@@ -271,7 +271,7 @@ def test_a_machine_whose_money_is_up_is_ended_before_its_expiry() -> None:
     assert seconds_between(run.now, run.machine(M1).expires_at) >= -0.5
     run.gone(M1)
     assert run.stop.reason == "budget"
-    assert run.state.closed_usd <= 100.0
+    assert run.state.spend.machines.spent <= 100.0
 
 
 def test_a_teardown_that_takes_time_is_paid_from_the_budget() -> None:
@@ -297,7 +297,7 @@ def test_money_that_a_machine_leaves_over_pays_the_next() -> None:
     run.wait(10.0)
     run.lose(M1)
     run.gone(M1)
-    assert run.state.closed_usd == pytest.approx(10.0)
+    assert run.state.spend.machines.spent == pytest.approx(10.0)
     assert seconds_between(run.now, run.machine(M2).expires_at) == pytest.approx(90.0)
 
 

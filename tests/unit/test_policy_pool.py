@@ -306,7 +306,7 @@ def test_a_stopped_machine_costs_nothing() -> None:
     pool.wait(2)
     pool.stopped()
     assert pool.usd == pytest.approx(12.0)
-    assert pool.state.reserved_usd == pytest.approx(0.0)
+    assert pool.state.spend.machines.reserved == pytest.approx(0.0)
     pool.wait(500)
     assert pool.usd == pytest.approx(12.0)
     pool.change(changes.started(pool.view, pool.now))
@@ -317,7 +317,7 @@ def test_a_stopped_machine_costs_nothing() -> None:
     pool.wait(3)
     pool.gone()
     assert pool.usd == pytest.approx(20.0)
-    assert pool.state.reserved_usd == 0.0
+    assert pool.state.spend.machines.reserved == 0.0
 
 
 def test_a_stopped_machine_that_is_deleted_has_cost_nothing_more() -> None:

@@ -81,11 +81,13 @@ def test_those_that_queue_cannot_overspend_together() -> None:
     run = Run(9, (JOB,), workers=3, budget_usd=300.0, lease_s=1000.0)
     run.turn()
     queued(run, M1, M2, M3)
-    assert run.state.reserved_usd == pytest.approx(300.0)
+    assert run.state.spend.machines.reserved == pytest.approx(300.0)
     run.wait(50_000.0)
     for machine in (M1, M2, M3):
         allocated(run, machine)
-    assert run.state.reserved_usd == pytest.approx(300.0), "started, they may cost what was reserved"
+    assert run.state.spend.machines.reserved == pytest.approx(300.0), (
+        "started, they may cost what was reserved"
+    )
 
 
 def test_money_and_expiry_count_from_the_start() -> None:
@@ -116,7 +118,7 @@ def test_one_that_queues_for_nothing_is_let_go_and_costs_nothing() -> None:
     assert condemned(run.tell(StopRequested("user"))) == [M1]
     run.wait(60.0)
     run.gone(M1)
-    assert run.state.closed_usd == run.state.reserved_usd == 0.0
+    assert run.state.spend.machines.spent == run.state.spend.machines.reserved == 0.0
     assert run.state.ended_at is not None
 
 
@@ -127,7 +129,7 @@ def test_one_that_may_have_started_before_its_delete_got_there_is_paid() -> None
     run.tell(StopRequested("user"))
     run.wait(60.0)
     run.tell(MachineDeleted(M1, run.now, 3.0))
-    assert run.state.closed_usd == pytest.approx(3.0)
+    assert run.state.spend.machines.spent == pytest.approx(3.0)
 
 
 def test_one_that_was_found_started_when_it_was_let_go_is_paid() -> None:
@@ -139,7 +141,7 @@ def test_one_that_was_found_started_when_it_was_let_go_is_paid() -> None:
     allocated(run, M1, ago_s=20.0)
     assert run.machine(M1).phase == "condemned"
     run.gone(M1)
-    assert run.state.closed_usd == pytest.approx(20.0)
+    assert run.state.spend.machines.spent == pytest.approx(20.0)
 
 
 def test_a_machine_starts_once() -> None:
@@ -240,7 +242,7 @@ def test_one_that_replaces_another_is_asked_for_what_is_left() -> None:
 def test_a_budget_buys_as_many_whole_lives_as_it_pays() -> None:
     run = Run(tasks_of(9, timeout_s=400.0), (FIXED,), workers=4, budget_usd=1100.0, lease_s=600.0, **QUICK)
     assert len(requested(run.turn())) == 2
-    assert run.state.reserved_usd <= 1100.0
+    assert run.state.spend.machines.reserved <= 1100.0
 
 
 def test_an_offer_whose_machines_live_too_short_is_passed_over() -> None:

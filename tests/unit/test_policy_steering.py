@@ -108,19 +108,19 @@ def test_a_budget_below_what_is_promised_is_refused() -> None:
     run = Run(4, (PRICED,), workers=1, budget_usd=1000.0, lease_s=100.0)
     run.turn()
     lower = RunSteered("set", "ann", budget_usd=5.0)
-    assert "has spent or promised" in objection(run.state, lower)
+    assert "has spent or reserved" in objection(run.state, lower)
     assert not accepts(run.state, lower)
     assert accepts(run.state, RunSteered("set", "ann", budget_usd=500.0))
 
 
 def test_a_larger_budget_pays_more_machines() -> None:
     run = Run(8, (PRICED,), workers=4, budget_usd=100.0, lease_s=100.0)
-    assert len(requested(run.turn())) < 4 or run.state.reserved_usd <= 100.0
-    before = run.state.reserved_usd
+    assert len(requested(run.turn())) < 4 or run.state.spend.machines.reserved <= 100.0
+    before = run.state.spend.machines.reserved
     run.tell(RunSteered("set", "ann", budget_usd=1000.0))
     run.ready()
     run.wait(80.0)
-    assert before <= 100.0 < run.state.reserved_usd <= 1000.0
+    assert before <= 100.0 < run.state.spend.machines.reserved <= 1000.0
 
 
 def test_fewer_attempts_hold_for_what_breaks_from_then_on() -> None:

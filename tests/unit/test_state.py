@@ -116,8 +116,8 @@ def check_money(state: RunState) -> None:
             assert m.closed_usd == last or not state.plan.benchmark, "only pools stop machines"
         elif m.stopped_at is None:
             reserved += reserved_usd(m.offer, m.billed_at, m.ends_at)
-    assert state.closed_usd == pytest.approx(closed)
-    assert state.reserved_usd == pytest.approx(reserved, abs=1e-6)
+    assert state.spend.machines.spent == pytest.approx(closed)
+    assert state.spend.machines.reserved == pytest.approx(reserved, abs=1e-6)
 
 
 class Watch:
@@ -301,7 +301,7 @@ def test_a_machine_that_nobody_looked_at_is_billed_to_its_expiry_only() -> None:
     run.now = after(run.now, 60 * 3600.0)
     run.lose("r-h-1")
     run.gone("r-h-1")
-    assert run.state.closed_usd == pytest.approx(3600.0)
+    assert run.state.spend.machines.spent == pytest.approx(3600.0)
 
 
 def test_broken_tasks_are_reopened_with_a_fresh_allowance() -> None:

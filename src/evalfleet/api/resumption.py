@@ -120,11 +120,11 @@ def _refuse_spent(state: RunState, budget_usd: float | None) -> None:
     """A budget that pays nothing more would end the run again as soon as it began."""
     if budget_usd is None:
         return
-    spent = state.closed_usd + state.model_usd.spent + state.model_usd.lost
+    spent = state.spend.machines.spent + state.spend.models.spent + state.spend.models.lost
     already = f"--budget {budget_usd:g}: run {state.plan.run!r} has cost ${spent:.2g} already"
     if budget_usd <= spent:
         raise RequestError(f"{already}; give more")
-    call_usd = state.model_usd.spent / max(1, state.metered_calls)
+    call_usd = state.spend.models.spent / max(1, state.spend.calls)
     if budget_usd - spent < call_usd:
         raise RequestError(f"{already}, and the rest does not pay one call of a model (${call_usd:.2g})")
 

@@ -21,7 +21,6 @@ from evalfleet.model import (
     FAILS_EVERYWHERE,
     FAILS_FOR_NOW,
     WANTS_FILE,
-    Allowance,
     AttemptId,
     Bundle,
     Collected,
@@ -31,7 +30,6 @@ from evalfleet.model import (
     Isolation,
     Job,
     LargeFile,
-    Metered,
     Metering,
     SetupStep,
 )
@@ -266,20 +264,6 @@ class Resident(Session):
             raise SetupFailed("meter", str(err)) from err  # a supervisor of an earlier version has none
         if answer.state != "here":
             raise SetupFailed("meter", self._secrets.mask_text(answer.detail)[:ERROR_CAP])
-
-    async def wants(self, job: AttemptId) -> Metered:
-        future = self._wanting.get(job)
-        if future is None:
-            future = self._wanting[job] = asyncio.get_running_loop().create_future()
-        try:
-            return await asyncio.shield(future)
-        finally:
-            if future.done():
-                self._wanting.pop(job, None)
-
-    async def allow(self, job: AttemptId, allowance: Allowance, refused: str = "") -> None:
-        limits = {"usd": allowance.usd, "tokens": allowance.tokens}
-        await self._ask("allow", {"job": job, **limits, "refused": refused or None})
 
     async def forget_set_up(self) -> None:
         await self._ask("ping", {})  # tells what the machine knows, if nothing was asked of it yet

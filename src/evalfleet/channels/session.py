@@ -89,7 +89,6 @@ class Session:
         self._follows = Follows(self.ask, self._unfollow)
         self._asking = 0
         self._set_up_said: tuple[AttemptId, str, Callable[[str], None]] | None = None
-        self._wanting: dict[str, asyncio.Future[Metered]] = {}
 
     # -- jobs --------------------------------------------------------------------------------
 
@@ -313,12 +312,6 @@ class Session:
             self.on_nonsense("a piece of a file that nobody follows")
         if message.push == "beat":
             self._on_beat(message)
-        if message.push == "wants" and (used := self._metered_of(message)) is not None:
-            future = self._wanting.get(message.job)
-            if future is None:
-                future = self._wanting[message.job] = asyncio.get_running_loop().create_future()
-            if not future.done():
-                future.set_result(used)
         if message.push == "ended" and self.is_ours(message.job):
             self._settle(message.job, self.ended_of(message))
         elif message.push == "ended":

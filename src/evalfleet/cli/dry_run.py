@@ -94,7 +94,7 @@ def _limits(resolved: Resolved) -> str:
     limits = resolved.plan.limits
     budget = f"budget ${limits.budget_usd:g}" if limits.budget_usd is not None else "no budget"
     time = f"at most {limits.max_duration_s:g} s" if limits.max_duration_s is not None else "no time limit"
-    task = f", ${limits.task_budget_usd:g} for a task's models at first" if limits.task_budget_usd else ""
+    task = f", ${limits.task_budget_usd:g} for an attempt's models" if limits.task_budget_usd else ""
     tokens = f", {limits.max_tokens:,} tokens" if limits.max_tokens is not None else ""
     return f"{budget}{task}{tokens}, {time}"
 

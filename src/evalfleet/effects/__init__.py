@@ -15,7 +15,6 @@ from evalfleet.errors import FleetError, StaleController
 from evalfleet.events import AttemptCollected, GradingFailed, MachineCondemned
 from evalfleet.model import AttemptId, Cause, Collected, Needs, Offer
 from evalfleet.policy import (
-    Allow,
     BringUp,
     Collect,
     Effect,
@@ -77,7 +76,7 @@ class Performer:
                     return self._report(effect, f"{type(err).__name__}: {err}", Cause.INTERNAL)
             await asyncio.sleep(self._tools.pace.poll_cap_s)  # a machine must end, whatever it takes
 
-    async def _perform(self, effect: Effect) -> None:  # noqa: C901 one line an effect
+    async def _perform(self, effect: Effect) -> None:
         tools, state = self._tools, self._tools.state
         match effect:
             case BringUp(machine):
@@ -95,8 +94,6 @@ class Performer:
             case RunAttempt(attempt):
                 await tools.has_files()
                 await attempts.run_attempt(tools, state.attempts[attempt])
-            case Allow(attempt, allowance, refused):
-                await attempts.allow(tools, state.attempts[attempt], allowance, refused)
             case EndAttempt(attempt):
                 await attempts.end_attempt(tools, state.attempts[attempt])
             case Collect(attempt):
@@ -112,7 +109,7 @@ class Performer:
                 self._tools.report(GradingFailed(detail))
             case Collect(attempt):
                 self._tools.report(AttemptCollected(attempt, Collected(problem=detail)))
-            case RunAttempt(attempt) | Allow(attempt, _, _) | EndAttempt(attempt):
+            case RunAttempt(attempt) | EndAttempt(attempt):
                 machine = self._tools.state.attempts[attempt].machine
                 self._tools.report(MachineCondemned(machine, detail, cause))
             case (

@@ -7,10 +7,9 @@ import errno
 import logging
 import os
 import shutil
-from collections.abc import AsyncGenerator, Coroutine
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from msgspec import structs
@@ -26,8 +25,6 @@ from evalfleet.errors import (
     StaleController,
 )
 from evalfleet.events import (
-    AllowanceTold,
-    AllowanceWanted,
     AttemptCollected,
     AttemptEnded,
     AttemptGraded,
@@ -38,7 +35,6 @@ from evalfleet.events import (
 )
 from evalfleet.model import (
     CAUSES,
-    NO_LIMIT,
     Allowance,
     AttemptId,
     Broken,
@@ -60,12 +56,12 @@ from evalfleet.model import (
 )
 from evalfleet.names import INCOMING, PARTIAL, SCORE, artefacts_folder
 from evalfleet.policy import proven_online
-from evalfleet.ports import Answer, Channel, Graded, HostChannel
-from evalfleet.state import AttemptState, MachineState, exceeds, is_ungradable, is_ungraded, steered_by
+from evalfleet.ports import Answer, Channel, Graded
+from evalfleet.state import AttemptState, MachineState, is_ungradable, is_ungraded, steered_by
 
 from .machines import report_gone
 from .silence import forged, silent_since
-from .steps import NOTHING_BESIDE, following_steps
+from .steps import following_steps
 from .tools import Tools, check_wanted
 
 COLLECT_LIMIT_S = 600.0
@@ -115,12 +111,9 @@ async def run_attempt(tools: Tools, attempt: AttemptState) -> None:
                 due = asyncio.get_running_loop().time() + patience_s
                 if (when := patience.when()) is None or when < due - NO_TIME_S:
                     patience.reschedule(due)
-                async with (
-                    _asking_for_more(tools, channel, attempt, job.id),
-                    following_steps(tools, channel, attempt),
-                ):
+                async with following_steps(tools, channel, attempt):
                     ended = await _to_the_end(tools, channel, job, machine)
-                metered, ending = ended.metered, _ended_by_its_meter(ended)
+                metered, ending = ended.metered, _ended_by_its_meter(tools, attempt, ended)
                 if ending is None and scorer is not None and _scorable(ended):
                     patience.reschedule(None)  # its own limit is kept on the host
                     outcome, metered = await _score(tools, channel, task, job, machine, scorer, ended)
@@ -148,8 +141,8 @@ async def run_attempt(tools: Tools, attempt: AttemptState) -> None:
                 await _rescue(tools, machine, attempt)
             if await _is_gone(tools, machine, ended):
                 return  # what was said of the machine ends its attempts, too
-            waited = ended.reason == "lease" or (metered is not None and metered.waited)
-            away = waited and attempt.started_at < tools.began_at  # it was we who were silent
+            # it was we who were silent
+            away = ended.reason == "lease" and attempt.started_at < tools.began_at
             outcome = structs.replace(outcome, counts=not away)
         seconds, node = round(_seconds(outcome, ended), 3), ended.node or machine.node
         tools.report(AttemptEnded(attempt.id, outcome, seconds, node, metered))
@@ -205,7 +198,7 @@ async def _settle(tools: Tools, machine: MachineState, attempt: AttemptState) ->
         if ended is None or not _scorable(ended):
             return
         scorer, metered = tools.scorer(task, attempt.id), ended.metered
-        if (ending := _ended_by_its_meter(ended)) is not None or scorer is None:
+        if (ending := _ended_by_its_meter(tools, attempt, ended)) is not None or scorer is None:
             outcome = ending or await _judge(tools, channel, task, ended)
         else:
             job = _job_of(tools, task, attempt, machine, tools.task_bundle(task), scorer)
@@ -251,17 +244,17 @@ def _unfit(
     return AttemptEnded(attempt.id, Broken(Cause.SETUP, str(err)), node=machine.node, metered=unused)
 
 
-def _ended_by_its_meter(ended: Ended) -> Broken | None:
-    """What it means that an attempt's model calls could not go on; None if they could.
+def _ended_by_its_meter(tools: Tools, attempt: AttemptState, ended: Ended) -> Broken | None:
+    """Return what it means that an attempt's model calls could not go on, or None if they could.
 
-    A truncated attempt is no measurement: whatever it has written, an attempt that was refused money is
-    unrun, and never a zero.
+    A truncated attempt is no measurement: whatever it has written, an attempt that was refused money has no
+    score, and never a zero.
     """
     used = ended.metered
-    if used is not None and used.refused:
-        return Broken(Cause.CANCELLED, f"its model calls were refused: {used.refused}")
-    if ended.reason == "budget" or (used is not None and used.waited):
-        return Broken(Cause.CANCELLED, "its model calls waited for more money, which nobody granted in time")
+    if ended.reason == "budget" or (used is not None and used.refused):
+        why = used.refused if used is not None else "its allowance is used up"
+        cause = Cause.MODEL if _is_charged(tools, attempt) else Cause.CANCELLED
+        return Broken(cause, f"its model calls were refused: {why}")
     if ended.reason == "model":
         told = used.wedged if used is not None else ""
         return Broken(Cause.MODEL, f"its model gave the same error again and again: {told}")
@@ -272,37 +265,16 @@ def _ended_by_its_meter(ended: Ended) -> Broken | None:
     return None
 
 
-def _asking_for_more(
-    tools: Tools, channel: Channel, attempt: AttemptState, job: AttemptId, before: Metered = NOT_USED
-) -> AbstractAsyncContextManager[None]:
-    """While a job of the attempt runs, report when its model calls need more than they were allowed.
+def _is_charged(tools: Tools, attempt: AttemptState) -> bool:
+    """Return True if using up the allowance counts as one of the task's attempts.
 
-    `before`: what an earlier job of the attempt has used.
+    The task can bring it about, so it is forgiven once, and never where the user has set the allowance.
     """
-    if attempt.allowance == NO_LIMIT or not isinstance(channel, HostChannel):
-        return NOTHING_BESIDE
-    return _beside(_ask_for_more(tools, channel, attempt, job, before))
-
-
-@asynccontextmanager
-async def _beside(work: Coroutine[Any, Any, None]) -> AsyncGenerator[None]:
-    task = asyncio.create_task(work)
-    try:
-        yield
-    finally:
-        task.cancel()
-
-
-async def _ask_for_more(
-    tools: Tools, channel: HostChannel, attempt: AttemptState, job: AttemptId, before: Metered
-) -> None:
-    while True:
-        used = before.plus(await channel.wants(job))
-        if exceeds(attempt, used):
-            tools.report(AllowanceWanted(attempt.id, used))
-        else:  # what a controller before us was granted did not get there
-            with suppress(ChannelError):
-                await channel.allow(job, _rest(attempt.allowance, before), attempt.refused)
+    fixed, allowed = tools.state.limits.task_budget_usd, attempt.allowance.usd
+    if fixed is not None and allowed is not None and allowed >= fixed:
+        return True
+    earlier = (tools.state.attempts[each].metered for each in tools.state.tasks[attempt.task].attempts)
+    return any(metered is not None and metered.refused for metered in earlier)
 
 
 def _rest(allowance: Allowance, used: Metered) -> Allowance:
@@ -312,23 +284,6 @@ def _rest(allowance: Allowance, used: Metered) -> Allowance:
         None if usd is None else max(0.0, usd - used.used_usd),
         None if tokens is None else max(0, tokens - used.used_tokens),
     )
-
-
-async def allow(tools: Tools, attempt: AttemptState, allowance: Allowance, refused: str) -> None:
-    """Tell the machine what was decided. One that is silent is told later: its calls wait meanwhile."""
-    machine = tools.state.machines[attempt.machine]
-    channel = tools.channel(machine)
-    while isinstance(channel, HostChannel):
-        before = tools.scoring.get(attempt.id)
-        job = attempt.id if before is None else scoring_job(attempt.id)
-        try:
-            await channel.allow(job, _rest(allowance, before or NOT_USED), refused)
-            break
-        except (StaleController, MachineForged):
-            raise
-        except ChannelError:
-            await _fell_silent(tools, machine)
-    tools.report(AllowanceTold(attempt.id))
 
 
 async def end_attempt(tools: Tools, attempt: AttemptState) -> None:
@@ -424,15 +379,10 @@ async def _score(
         metering=job.metering,
         allowance=_rest(attempt.allowance, used),
     )
-    tools.scoring[job.id] = used
-    try:
-        await _started(tools, channel, grading, machine)
-        async with _asking_for_more(tools, channel, attempt, grading.id, used):
-            graded = await _to_the_end(tools, channel, grading, machine)
-    finally:
-        del tools.scoring[job.id]
+    await _started(tools, channel, grading, machine)
+    graded = await _to_the_end(tools, channel, grading, machine)
     assert tools.files is not None, "only benchmarks made of files have scorers"
-    outcome = _ended_by_its_meter(graded) or tools.files.scored(task, ended, graded)
+    outcome = _ended_by_its_meter(tools, attempt, graded) or tools.files.scored(task, ended, graded)
     metered = graded.metered if ended.metered is None else ended.metered.plus(graded.metered)
     _note(tools, job.id, metered)
     return outcome, metered
@@ -701,7 +651,7 @@ async def _late_result(tools: Tools, channel: Channel, attempt: AttemptState) ->
     ended = await channel.ended(attempt.id)
     if metered and ended.metered is not None:
         tools.metered[attempt.id] = ended.metered
-    if apart or _ended_by_its_meter(ended) is not None:
+    if apart or _ended_by_its_meter(tools, attempt, ended) is not None:
         return None
     outcome = tools.benchmark.outcome(task, ended, True)
     return outcome if isinstance(outcome, Scored) and ended.result is not None else None

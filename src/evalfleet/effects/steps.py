@@ -31,7 +31,6 @@ MOST_BYTES = 4 << 20
 """A document that is larger is not read while it grows."""
 
 
-NOTHING_BESIDE = nullcontext()
 """What is done beside most attempts: runs of many short ones feel what it costs."""
 
 
@@ -40,7 +39,7 @@ def following_steps(
 ) -> AbstractAsyncContextManager[None]:
     """While the attempt runs, keep its newest step in the run's folder."""
     if tools.stepped is None:
-        return NOTHING_BESIDE
+        return nullcontext()
     path = tools.artefacts / STEPS / f"{safe_name(attempt.id)}.json"
     return _following(path, _follow(tools.stepped, channel, attempt.id, path))
 

@@ -79,8 +79,6 @@ class Tools:
     """Artefacts that came home before their attempt was reported as ended: its machine was soon to go."""
     metered: dict[AttemptId, Metered] = field(default_factory=dict[AttemptId, Metered])
     """What attempts used of models, as their machines told before anybody could report it."""
-    scoring: dict[AttemptId, Metered] = field(default_factory=dict[AttemptId, Metered])
-    """Attempts whose score command runs, and what they have used of models before it."""
     _channels: dict[MachineId, Channel] = field(default_factory=dict[MachineId, Channel])
     _listings: dict[str, Listing] = field(default_factory=dict[str, Listing])
     _retries: Iterator[int] = field(default_factory=itertools.count)

@@ -275,7 +275,7 @@ class RunOptions(TypedDict, total=False):
         Number, Flag("limits", "usd", "USD", "stop before machines, and metered models, cost more than this")
     ]
     task_budget: Annotated[
-        Number, Flag("limits", "usd", "USD", "what a task's model may cost before it must ask for more")
+        Number, Flag("limits", "usd", "USD", "the most that the model calls of one attempt may cost")
     ]
     max_tokens: Annotated[
         Count, Flag("limits", "count", "N", "the most tokens that metered models may use", high=10**15)

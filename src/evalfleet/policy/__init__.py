@@ -5,7 +5,6 @@ No clock, no I/O, no randomness: time and offers are arguments, ids are counters
 
 from .decide import POOL, RUN, Rules, decide, next_deadline
 from .effects import (
-    Allow,
     BringUp,
     Collect,
     Effect,
@@ -25,7 +24,6 @@ from .silence import proven_online
 __all__ = [
     "POOL",
     "RUN",
-    "Allow",
     "BringUp",
     "Collect",
     "Effect",

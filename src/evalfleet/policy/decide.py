@@ -17,9 +17,8 @@ Rule = Callable[[RunState, Micros, Sequence[Offer]], list[Event]]
 RULES: tuple[Rule, ...] = (
     health.end_orphans,
     limits.stop_in_time,
-    allowances.heed_wants,
     allowances.stop_without_money,
-    allowances.tell_how_much,
+    allowances.report_share_spent,
     tiers.judge,
     health.stop_when_hopeless,
     health.heed_silence,
@@ -43,9 +42,8 @@ RULES: tuple[Rule, ...] = (
 FOR_TROUBLE: frozenset[Rule] = frozenset(
     {
         health.end_orphans,
-        allowances.heed_wants,
         allowances.stop_without_money,
-        allowances.tell_how_much,
+        allowances.report_share_spent,
         tiers.judge,
         health.heed_silence,
         health.mend,
@@ -64,7 +62,7 @@ def is_calm(state: RunState) -> bool:
     """Is nothing wrong with any machine or place, no model metered, and has nobody asked for anything?"""
     asked = state.stop or state.draining or state.replacing
     wrong = state.orphans or state.silent or state.unreachable or state.suspects or state.shaky
-    return not (asked or wrong or state.wanting or state.plan.metering)
+    return not (asked or wrong or state.plan.metering)
 
 
 def decide(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from evalfleet.model import Allowance, AttemptId, MachineId, Micros
+from evalfleet.model import AttemptId, MachineId, Micros
 from evalfleet.state import AttemptState, MachineState, RunState
 
 from .finish import grading_is_due
@@ -45,14 +45,6 @@ class RunAttempt(Struct, frozen=True):
     attempt: AttemptId
 
 
-class Allow(Struct, frozen=True):
-    """Tell the attempt's machine what its model calls may use now, or that they get no more."""
-
-    attempt: AttemptId
-    allowance: Allowance
-    refused: str
-
-
 class EndAttempt(Struct, frozen=True):
     """Stop the attempt on its machine, because somebody asked for that."""
 
@@ -81,19 +73,7 @@ class GradeAnswers(Struct, frozen=True):
     """Let the benchmark grade the answers of the run, all at once."""
 
 
-Effect = (
-    BringUp
-    | Extend
-    | Listen
-    | Mend
-    | RunAttempt
-    | Allow
-    | EndAttempt
-    | Collect
-    | Stop
-    | TearDown
-    | GradeAnswers
-)
+Effect = BringUp | Extend | Listen | Mend | RunAttempt | EndAttempt | Collect | Stop | TearDown | GradeAnswers
 THE_RUN: Literal["the run"] = "the run"
 """What is not about one machine or one attempt."""
 Owner = MachineId | AttemptId | Literal["the run"]
@@ -149,8 +129,6 @@ def _of_attempt(state: RunState, attempt: AttemptState) -> tuple[Effect, ...]:
         if not ready:
             return ()
         wanted: list[Effect] = [RunAttempt(attempt.id)]
-        if attempt.untold:
-            wanted.append(Allow(attempt.id, attempt.allowance, attempt.refused))
         if attempt.ending is not None:
             wanted.append(EndAttempt(attempt.id))
         return tuple(wanted)

@@ -114,5 +114,5 @@ def _payable(state: RunState, offers: Sequence[Offer], work_s: float, each_s: fl
     price = min((offer.usd_per_hour for offer in offers), default=0.0) / 3600
     if state.limits.budget_usd is None or price <= 0:
         return state.limits.workers
-    spare_s = MARGIN * (free_usd(state) + state.reserved_usd) / price - work_s
+    spare_s = MARGIN * (free_usd(state) + state.spend.machines.reserved) / price - work_s
     return max(1, int(spare_s / each_s))

@@ -11,14 +11,8 @@ from evalfleet.names import attempt_id
 from evalfleet.schedules import is_static
 from evalfleet.state import MachineState, RunState, TaskState
 
-from .allowances import at_once, first_allowance
+from .allowances import LOOK_AHEAD, allowance_for, at_once, needs_more
 from .limits import outlives
-
-LOOK_AHEAD = 16
-"""How many idle machines and due retries are weighed against each other at once.
-
-More than the attempts a task may have, so that not all of them can be machines it broke on.
-"""
 
 NEARLY = 0.5
 """A task that takes this part of another one's time, or more, may go before it."""
@@ -29,14 +23,14 @@ def hand_out(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Even
     if not state.idle or not state.waiting or state.stop is not None or state.paused is not None:
         return []
     most = at_once(state)
-    allowance = first_allowance(state)
-    if allowance is None or (most is not None and state.running >= most):
+    if allowance_for(state) is None or (most is not None and state.running >= most):
         return []
     unlike, spare = len(state.fresh) > 1, surplus(state)
     idle = (machine for machine in state.idle if machine not in spare)
     for machine in islice(idle, None if unlike else LOOK_AHEAD):
         task = _pick(state, now, machine)
-        if task is not None:
+        allowance = None if task is None else allowance_for(state, task)
+        if task is not None and allowance is not None:
             n = len(state.tasks[task].attempts)
             return [AttemptStarted(attempt_id(task, n), task, machine, allowance)]
     return []
@@ -50,15 +44,23 @@ def surplus(state: RunState) -> list[MachineId]:
 
 
 def _pick(state: RunState, now: Micros, machine: MachineId) -> TaskId | None:
-    """The task to hand out: a retry that is due, else the next fresh task of the machine's lane."""
+    """Return the task to hand out: a retry that is due, else the next fresh task of the machine's lane.
+
+    A task that used up its allowance comes last: it may cost as much as many others.
+    """
     known = state.machines[machine]
+    dear: TaskId | None = None
     for not_before, _, task in islice(state.retries, LOOK_AHEAD):
         if not_before > now:
             break
-        if _may_retry_on(state, state.tasks[task], machine) and _fits(state, now, task, known):
+        if not _may_retry_on(state, state.tasks[task], machine) or not _fits(state, now, task, known):
+            continue
+        if not needs_more(state, task):
             return task
+        if dear is None and allowance_for(state, task) is not None:
+            dear = task
     fresh = (task for task in _fresh(state, known) if _fits(state, now, task, known))
-    return _nearest(state, known, fresh) if known.set_up else next(fresh, None)
+    return (_nearest(state, known, fresh) if known.set_up else next(fresh, None)) or dear
 
 
 def _nearest(state: RunState, machine: MachineState, tasks: Iterator[TaskId]) -> TaskId | None:

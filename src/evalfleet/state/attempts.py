@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import insort
-
 from evalfleet import events as ev
 from evalfleet.model import (
     NO_LIMIT,
@@ -22,10 +20,6 @@ from .circuits import attempt_broke, attempt_worked, gave_up, refresh_idle
 from .machines import heard
 from .nouns import AttemptState, MachineState, RunState, TaskState, is_ungradable
 from .run import dequeue, enqueue, set_status
-
-OFTEN = 0.1
-"""Of an attempt's calls, this part answered by 429 is a sign that too many attempts run at once."""
-FEWER, MORE = 0.7, 0.25
 
 
 def attempt_started(state: RunState, at: Micros, event: ev.AttemptStarted) -> None:
@@ -52,74 +46,33 @@ def attempt_started(state: RunState, at: Micros, event: ev.AttemptStarted) -> No
 def _reserve(state: RunState, attempt: AttemptState, sign: int) -> None:
     if attempt.allowance is NO_LIMIT:
         return
-    state.model_usd.reserved += sign * (attempt.allowance.usd or 0.0)
-    state.model_tokens.reserved += sign * (attempt.allowance.tokens or 0)
-
-
-def allowance_wanted(state: RunState, at: Micros, event: ev.AllowanceWanted) -> None:
-    state.attempts[event.attempt].wanting = event.used
-    state.wanting[event.attempt] = None
-
-
-def allowance_granted(state: RunState, at: Micros, event: ev.AllowanceGranted) -> None:
-    attempt = state.attempts[event.attempt]
-    _reserve(state, attempt, -1)
-    attempt.allowance, attempt.refused = event.allowance, event.refused
-    attempt.wanting, attempt.untold = None, True
-    _reserve(state, attempt, 1)
-    state.wanting.pop(event.attempt, None)
-    state.model_refused = event.refused or state.model_refused
-    state.touched_attempts[event.attempt] = None
-
-
-def allowance_told(state: RunState, at: Micros, event: ev.AllowanceTold) -> None:
-    state.attempts[event.attempt].untold = False
-    state.touched_attempts[event.attempt] = None
+    state.spend.models.reserved += sign * (attempt.allowance.usd or 0.0)
+    state.spend.tokens.reserved += sign * (attempt.allowance.tokens or 0)
 
 
 def budget_passed(state: RunState, at: Micros, event: ev.BudgetPassed) -> None:
-    state.budget_told = event.percent
+    state.spend.percent_reported = event.percent
 
 
 def _used(state: RunState, attempt: AttemptState, metered: Metered) -> None:
-    """What its model calls used is known now: that is spent, and the rest of its allowance is free again."""
+    """Count what its model calls used, and free the rest of its allowance."""
     attempt.metered = metered
     _reserve(state, attempt, -1)
-    for purse, used in ((state.model_usd, metered.used_usd), (state.model_tokens, metered.used_tokens)):
-        purse.spent += used
-        insort(purse.each, float(used))
-    state.metered_calls += metered.calls
-    _heed_throttling(state, attempt, metered)
-    state.metered_seconds += attempt.seconds
-    state.model_refused = metered.refused or state.model_refused
-
-
-def _heed_throttling(state: RunState, attempt: AttemptState, metered: Metered) -> None:
-    """Learn how many attempts at once the models bear: fewer after one whose calls were often refused for
-    their number, and a little more after each one whose calls were not.
-
-    Those that ran at the same time tell the same once.
-    """
-    if metered.throttled > OFTEN * metered.calls:
-        if state.throttled_at is not None and attempt.started_at < state.throttled_since:
-            return
-        state.throttled_since = attempt.ended_at or attempt.started_at
-        now = state.running if state.throttled_at is None else min(state.throttled_at, state.running)
-        state.throttled_at = max(1.0, FEWER * now)
-    elif state.throttled_at is not None:
-        state.throttled_at += MORE
-        if state.throttled_at > state.limits.workers * state.plan.slots:
-            state.throttled_at = None
+    spend = state.spend
+    spend.models.spent += metered.used_usd
+    spend.tokens.spent += metered.used_tokens
+    spend.attempts += 1
+    spend.calls += metered.calls
+    spend.seconds += attempt.seconds
 
 
 def _never_told(state: RunState, attempt: AttemptState) -> None:
-    """Count all that its calls were allowed as spent: its machine is gone, and nobody will tell what they
-    used."""
+    """Count its whole allowance as lost: its machine is gone, and its use will stay unknown."""
     if attempt.allowance is NO_LIMIT:
         return
     _reserve(state, attempt, -1)
-    state.model_usd.lost += attempt.allowance.usd or 0.0
-    state.model_tokens.lost += attempt.allowance.tokens or 0
+    state.spend.models.lost += attempt.allowance.usd or 0.0
+    state.spend.tokens.lost += attempt.allowance.tokens or 0
 
 
 def attempt_ended(state: RunState, at: Micros, event: ev.AttemptEnded) -> None:
@@ -127,9 +80,6 @@ def attempt_ended(state: RunState, at: Micros, event: ev.AttemptEnded) -> None:
     attempt = state.attempts[id]
     attempt.ended_at, attempt.outcome = at, outcome
     attempt.seconds, attempt.node = event.seconds, event.node
-    attempt.wanting, attempt.untold = None, False
-    if state.wanting:
-        state.wanting.pop(id, None)
     if event.metered is not None:
         _used(state, attempt, event.metered)
     machine, known = state.machines[attempt.machine], state.tasks[attempt.task]
@@ -324,12 +274,12 @@ def ordinarily_ended(state: RunState, at: Micros, event: ev.AttemptEnded, stirre
     id, outcome = event.attempt, event.outcome
     if type(outcome) is not Scored or event.metered is not None:
         return False
-    if state.wanting or state.orphans or state.silent:
+    if state.orphans or state.silent:
         return False
     attempt = state.attempts[id]
     known, machine = state.tasks[attempt.task], state.machines[attempt.machine]
     offer = machine.offer
-    if known.status != "running" or attempt.untold or offer.queues or offer.place in state.shaky:
+    if known.status != "running" or offer.queues or offer.place in state.shaky:
         return False
     attempt.ended_at, attempt.outcome = at, outcome
     attempt.seconds = seconds = event.seconds

@@ -11,9 +11,6 @@ from evalfleet.model import Micros
 
 from .attempts import (
     Stirred,
-    allowance_granted,
-    allowance_told,
-    allowance_wanted,
     attempt_collected,
     attempt_ended,
     attempt_graded,
@@ -47,7 +44,7 @@ from .machines import (
     machine_unreachable,
     machine_up,
 )
-from .nouns import MachinePhase, RunState, exceeds, is_ungraded
+from .nouns import MachinePhase, RunState, is_ungraded
 from .run import (
     grading_failed,
     grading_requested,
@@ -126,13 +123,7 @@ def _damaged(state: RunState, seq: int, event: ev.Event, err: LookupError) -> Jo
 def accepts(state: RunState, event: ev.Event) -> bool:
     """Is this news still news? Effects report late; what a decision has overtaken is dropped."""
     match event:
-        case (
-            ev.AttemptEnded()
-            | ev.AllowanceWanted()
-            | ev.AllowanceTold()
-            | ev.AttemptCollected()
-            | ev.AttemptGraded()
-        ):
+        case ev.AttemptEnded() | ev.AttemptCollected() | ev.AttemptGraded():
             return _is_news_of(state, event)
         case ev.RunSteered() | ev.StopRequested():
             return not objection(state, event)
@@ -166,7 +157,7 @@ def accepts(state: RunState, event: ev.Event) -> bool:
             return True
 
 
-AttemptNews = ev.AttemptEnded | ev.AllowanceWanted | ev.AllowanceTold | ev.AttemptCollected | ev.AttemptGraded
+AttemptNews = ev.AttemptEnded | ev.AttemptCollected | ev.AttemptGraded
 
 
 def _is_news_of(state: RunState, event: AttemptNews) -> bool:
@@ -174,10 +165,6 @@ def _is_news_of(state: RunState, event: AttemptNews) -> bool:
     match event:
         case ev.AttemptEnded():
             return attempt.outcome is None
-        case ev.AllowanceWanted(_, used):
-            return attempt.outcome is None and exceeds(attempt, used)
-        case ev.AllowanceTold():
-            return attempt.untold
         case ev.AttemptCollected():
             return attempt.collected is None
         case ev.AttemptGraded():
@@ -227,9 +214,6 @@ _APPLY: dict[type, Callable[[RunState, Micros, Any], None]] = {
     ev.MachineDeleteRefused: machine_delete_refused,
     ev.MachineDeleted: machine_deleted,
     ev.AttemptStarted: attempt_started,
-    ev.AllowanceWanted: allowance_wanted,
-    ev.AllowanceGranted: allowance_granted,
-    ev.AllowanceTold: allowance_told,
     ev.BudgetPassed: budget_passed,
     ev.AttemptEnded: attempt_ended,
     ev.AttemptCollected: attempt_collected,

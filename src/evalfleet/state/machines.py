@@ -32,7 +32,7 @@ def machine_requested(state: RunState, at: Micros, event: ev.MachineRequested) -
     machine_joined(state, machine)
     state.live_by_offer[event.offer.key] += 1
     _note_asked(state, event.offer, at)
-    state.reserved_usd += _reservation(machine)
+    state.spend.machines.reserved += _reservation(machine)
     if not machine.unstarted:
         _set_renewal(state, machine, at)
     state.touched_machines[event.machine] = None
@@ -77,12 +77,12 @@ def machine_queued(state: RunState, at: Micros, event: ev.MachineQueued) -> None
 def machine_allocated(state: RunState, at: Micros, event: ev.MachineAllocated) -> None:
     """A machine that is given up already is changed, too: that it started must be paid."""
     machine = state.machines[event.machine]
-    state.reserved_usd -= _reservation(machine)
+    state.spend.machines.reserved -= _reservation(machine)
     life = machine.expires_at - machine.billed_at
     machine.allocated_at = machine.billed_at = max(machine.requested_at, min(at, event.started_at))
     machine.expires_at = machine.lease_set = machine.billed_at + life
     machine.start, machine.node = event.start, event.node
-    state.reserved_usd += _reservation(machine)
+    state.spend.machines.reserved += _reservation(machine)
     if machine.phase != "condemned":
         machine.phase, machine.detail = "allocated", ""
         _set_renewal(state, machine, at)
@@ -224,9 +224,9 @@ def _stir(state: RunState, at: Micros, machine: MachineState) -> None:
 
 def machine_extended(state: RunState, at: Micros, event: ev.MachineExtended) -> None:
     machine = state.machines[event.machine]
-    state.reserved_usd -= _reservation(machine)
+    state.spend.machines.reserved -= _reservation(machine)
     machine.expires_at = event.expires_at
-    state.reserved_usd += _reservation(machine)
+    state.spend.machines.reserved += _reservation(machine)
     _set_renewal(state, machine, at)
     _trim_deadlines(state)
     state.touched_machines[event.machine] = None
@@ -275,7 +275,7 @@ def machine_starting(state: RunState, at: Micros, event: ev.MachineStarting) -> 
     machine.prepared = ""  # what was on a local disk is gone: the next run looks
     machine.mends, machine.cause, machine.detail, machine.step = [], None, "", ""
     state.coming[event.machine] = None
-    state.reserved_usd += _reservation(machine)
+    state.spend.machines.reserved += _reservation(machine)
     _set_renewal(state, machine, at)
     state.touched_machines[event.machine] = None
 
@@ -290,13 +290,13 @@ def _take_out(state: RunState, machine: MachineState) -> None:
 
 def _close_account(state: RunState, machine: MachineState, end: Micros) -> None:
     """What it has cost since it was asked for or stopped is paid, and nothing more is reserved for it."""
-    state.reserved_usd -= _reservation(machine)
+    state.spend.machines.reserved -= _reservation(machine)
     _pay(state, machine, machine.open_usd(end))
 
 
 def _pay(state: RunState, machine: MachineState, usd: float) -> None:
     machine.closed_usd += usd
-    state.closed_usd += usd
+    state.spend.machines.spent += usd
 
 
 def machine_lease_set(state: RunState, at: Micros, event: ev.MachineLeaseSet) -> None:
@@ -364,14 +364,13 @@ def machine_deleted(state: RunState, at: Micros, event: ev.MachineDeleted) -> No
         _pay(state, machine, lingering_usd(machine.offer))
     machine.phase, machine.delete_refused = "deleted", ""
     if not state.undeleted:
-        state.reserved_usd = 0.0  # sums of floats drift; nothing reserved is exactly nothing
+        state.spend.machines.reserved = 0.0  # sums of floats drift; nothing reserved is exactly nothing
     state.touched_machines[event.machine] = None
 
 
 def _pay_unseen(state: RunState, machine: MachineState, seconds: float) -> None:
-    paid = billed_usd(machine.offer, 0, min(after(0, seconds), machine.ends_at - machine.billed_at))
-    machine.closed_usd += paid
-    state.closed_usd += paid
+    ran = min(after(0, seconds), machine.ends_at - machine.billed_at)
+    _pay(state, machine, billed_usd(machine.offer, 0, ran))
 
 
 def _trim_deadlines(state: RunState) -> None:

@@ -101,10 +101,7 @@ class AttemptState(Struct, eq=False, gc=False):
     collected: Collected | None = None  # what came home of its artefacts
     superseded: Outcome | None = None  # what it said after the task was decided without it
     metered: Metered | None = None  # what its model calls used, once that is known
-    allowance: Allowance = NO_LIMIT  # what they may use
-    wanting: Metered | None = None  # what they had used when they asked for more, and nobody has decided
-    refused: str = ""  # why they got no more
-    untold: bool = False  # its machine does not know yet what was decided
+    allowance: Allowance = NO_LIMIT  # what they may use, fixed when it began
     grades: tuple[Grade, ...] = ()  # the first one counts
     ending: ev.RunSteered | None = None  # who asked to end it, and why
 
@@ -255,18 +252,37 @@ class Refusal(Struct):
     permanent: bool
 
 
-class Purse(Struct):
-    """What metered model calls use up of one thing, dollars or tokens."""
+class Purse(Struct, eq=False):
+    """The use of one thing that is limited: dollars for machines, dollars for models, or tokens."""
 
-    spent: float = 0.0  # by attempts that are over
-    lost: float = 0.0  # the most that attempts can have used of which nobody will tell; not in `spent`
-    reserved: float = 0.0  # allowances of those that are not
-    each: list[float] = []  # what each attempt used, in order of size
+    spent: float = 0.0  # by machines that are stopped or deleted, or by attempts that ended
+    lost: float = 0.0  # the allowances of ended attempts whose use is unknown; not in `spent`
+    reserved: float = 0.0  # the most that what goes on can still use
 
     @property
     def taken(self) -> float:
-        """What nobody else can have."""
         return self.spent + self.lost + self.reserved
+
+
+class Spend(Struct, eq=False):
+    """What a run has paid, and what it has reserved."""
+
+    machines: Purse = field(default_factory=Purse)  # dollars, reserved up to each machine's expiry
+    models: Purse = field(default_factory=Purse)  # dollars, reserved by allowances of attempts
+    tokens: Purse = field(default_factory=Purse)
+    attempts: int = 0  # ended attempts whose model calls are counted
+    calls: int = 0  # of those
+    seconds: float = 0.0  # of those
+    percent_reported: int = 0  # the share of the budget that BudgetPassed reported last
+
+    @property
+    def spent_usd(self) -> float:
+        return self.machines.spent + self.models.spent + self.models.lost
+
+    @property
+    def taken_usd(self) -> float:
+        """Return what is paid, or can be used by what is under way without another decision."""
+        return self.machines.taken + self.models.taken
 
 
 class RunState(Struct, eq=False):
@@ -330,20 +346,7 @@ class RunState(Struct, eq=False):
     circuits: dict[str, Circuit] = {}  # by place
     shaky: dict[str, None] = {}  # places about which something may be to decide
 
-    # money: what deleted machines cost, and the most that the others can cost by their expiry
-    closed_usd: float = 0.0
-    reserved_usd: float = 0.0
-
-    # what metered model calls have used, and may use; and the attempts that ask for more
-    model_usd: Purse = field(default_factory=Purse)
-    model_tokens: Purse = field(default_factory=Purse)
-    wanting: dict[AttemptId, None] = {}
-    model_refused: str = ""  # why calls were refused for want of money
-    budget_told: int = 0  # percent of the budget, as was told last
-    metered_calls: int = 0
-    throttled_at: float | None = None  # so many attempts at once the models bear, as 429s have shown
-    throttled_since: Micros = 0
-    metered_seconds: float = 0.0  # of the attempts that made them
+    spend: Spend = field(default_factory=Spend)
 
     longest_s: float = 0.0  # of all tasks: how long the longest may take
     weighed: int = 0  # tasks whose duration is expected, and the sum of that
@@ -404,14 +407,6 @@ class RunState(Struct, eq=False):
     def live(self) -> int:
         """Machines that take or will take work."""
         return len(self.coming) + len(self.ready)
-
-
-def exceeds(attempt: AttemptState, used: Metered) -> bool:
-    """Have its model calls used up what they may, as far as anybody has decided?"""
-    allowed = attempt.allowance
-    return (allowed.usd is not None and used.used_usd >= allowed.usd) or (
-        allowed.tokens is not None and used.used_tokens >= allowed.tokens
-    )
 
 
 def is_ungraded(state: RunState, attempt: AttemptState) -> bool:

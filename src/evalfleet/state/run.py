@@ -136,12 +136,12 @@ def run_resumed(state: RunState, at: Micros, event: ev.RunResumed) -> None:
     state.stop, state.ended_at, state.status = None, None, "running"
     state.paused = None
     state.started_at = at
-    state.grading_problem = state.model_refused = ""
+    state.grading_problem = ""
     _ask_anew(state)
     if event.new_files is not None:
         _take_new_files(state, event.new_files)
     if event.limits is not None and event.limits.budget_usd != state.limits.budget_usd:
-        state.budget_told = 0
+        state.spend.percent_reported = 0
     state.limits = event.limits or state.limits
     only = None if event.only is None else set(event.only)
     for known in state.tasks.values():

@@ -41,15 +41,11 @@ def _objection_to_limits(state: RunState, event: ev.RunSteered) -> str:
             return "is paused already"
         if not pauses and (event.workers is None or state.paused is None):
             return "has these limits already"
-    if event.budget_usd is not None and event.budget_usd < committed_usd(state):
-        committed = f"has spent or promised ${committed_usd(state):.2f} already"
-        return f"{committed}: let machines go first (set --workers), or cancel it"
+    taken_usd = state.spend.taken_usd
+    if event.budget_usd is not None and event.budget_usd < taken_usd:
+        taken = f"has spent or reserved ${taken_usd:.2f} already"
+        return f"{taken}: let machines go first (set --workers), or cancel it"
     return ""
-
-
-def committed_usd(state: RunState) -> float:
-    """What is paid, or may be used by what is there, without anybody deciding it: no budget can be below."""
-    return state.closed_usd + state.reserved_usd + state.model_usd.taken
 
 
 def _objection_to_end(state: RunState, event: ev.RunSteered) -> str:
@@ -97,7 +93,7 @@ def run_steered(state: RunState, at: Micros, event: ev.RunSteered) -> None:
             if event.release:
                 _drain_all(state, event)
             if event.budget_usd is not None:
-                state.budget_told = 0
+                state.spend.percent_reported = 0
             state.limits = limits_with(state, event)
         case "end" if event.attempt is not None:
             state.attempts[event.attempt].ending = event

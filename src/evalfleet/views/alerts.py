@@ -213,7 +213,7 @@ def _budget(situation: Situation, rule: AlertRule) -> Found:
     state, budget = situation.state, situation.state.limits.budget_usd
     if not budget:
         return
-    spent = machines_usd(state, situation.now) + state.model_usd.spent + state.model_usd.lost
+    spent = machines_usd(state, situation.now) + state.spend.models.spent + state.spend.models.lost
     passed = max((mark for mark in (50, 80, 100) if spent >= budget * mark / 100), default=None)
     if passed is not None:
         yield f"{passed}%", f"{usd(spent)} of the budget of {usd(budget)} is spent ({passed}%)", None, None

@@ -167,7 +167,7 @@ def _numbers(state: RunState, now: Micros) -> list[Row]:
     if state.ended_at is None:
         rows.append(_pace(state, now))
     spent = machines_usd(state, now)
-    if spent or hourly_usd(state, now) or state.model_usd.spent or state.limits.budget_usd:
+    if spent or hourly_usd(state, now) or state.spend.models.spent or state.limits.budget_usd:
         rows.append(_cost(state, now, spent))
     if state.ended_at is None:
         rows += [[("at risk          ", ""), (told, "warn")] for told in at_risk(state, now)]
@@ -218,7 +218,7 @@ def _pace(state: RunState, now: Micros) -> Row:
 
 
 def _cost(state: RunState, now: Micros, spent: float) -> Row:
-    models, budget = state.model_usd.spent + state.model_usd.lost, state.limits.budget_usd
+    models, budget = state.spend.models.spent + state.spend.models.lost, state.limits.budget_usd
     row: Row = [("cost             ", ""), (usd(spent + models), "")]
     if budget is not None:
         share = (spent + models) / budget

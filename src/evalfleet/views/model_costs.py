@@ -36,7 +36,7 @@ def model_costs(state: RunState) -> ModelCosts:
         "priced": None if metering is None else metering.priced or None,
         **model_cost(whole),
         "throttled_calls": whole.throttled,
-        "lost_usd": round(state.model_usd.lost, 6),
+        "lost_usd": round(state.spend.models.lost, 6),
         "retries_usd": round(sum(_usd(each) for each in known if each.id not in deciding), 6),
         "by_model": {name: model_cost(use) for name, use in whole.models.items()},
         "by_cause": _by(known, _cause),

@@ -201,7 +201,9 @@ def machine_usd(machine: MachineState, now: Micros) -> float:
 
 def machines_usd(state: RunState, now: Micros) -> float:
     """What all machines of the run have cost until now."""
-    return state.closed_usd + sum(state.machines[machine].open_usd(now) for machine in state.undeleted)
+    return state.spend.machines.spent + sum(
+        state.machines[machine].open_usd(now) for machine in state.undeleted
+    )
 
 
 def hourly_usd(state: RunState, now: Micros) -> float:
@@ -350,7 +352,7 @@ def at_risk(state: RunState, now: Micros) -> list[str]:
             late = f"it needs about {whole_duration(middle)} more, and has {whole_duration(left_s)}"
             found.append(f"the run {'will' if low_s > left_s else 'may'} not be done {what}: {late}")
     if (budget := state.limits.budget_usd) is not None and state.proofs:
-        models = state.model_usd.spent * state.total / state.proofs
+        models = state.spend.models.spent * state.total / state.proofs
         soonest = machines_usd(state, now) + hourly_usd(state, now) * low_s / 3600 + models
         expected = (estimated_usd(state, now) or 0.0) + models
         if expected > budget:

@@ -71,8 +71,7 @@ class Account:
         self.allowed_usd: float | None = None
         self.allowed_tokens: int | None = None
         self.models: dict[str, dict[str, Any]] = {}  # calls, tokens and money by model
-        self.wanting = False  # a call waits for more money
-        self.refused = ""  # why a call was refused for want of money
+        self.refused = ""  # why a call was refused: the allowance that is used up
         self.wedged = ""  # the error that came again and again
         self.last_at = 0.0
         self.connections = 0
@@ -93,12 +92,17 @@ class Account:
     def in_flight(self) -> int:
         return len(self._under_way)
 
-    def has_room(self) -> bool:
-        """May another call begin? What it will cost is known only when it has ended."""
+    def used_up(self) -> str:
+        """Return the allowance that is used up, or "" if another call may begin.
+
+        What that call will cost is known only when it has ended.
+        """
         tokens = sum(self.tokens.get(kind, 0) for kind in ("in", "out")) + self.unknown_tokens
-        return (self.allowed_usd is None or self.usd + self.unknown_usd < self.allowed_usd) and (
-            self.allowed_tokens is None or tokens < self.allowed_tokens
-        )
+        if self.allowed_usd is not None and self.usd + self.unknown_usd >= self.allowed_usd:
+            return f"the ${self.allowed_usd:.3g} that it may cost are used up"
+        if self.allowed_tokens is not None and tokens >= self.allowed_tokens:
+            return f"the {self.allowed_tokens} tokens that it may use are used up"
+        return ""
 
     def begin(self, model: str, most: Most = NOTHING, route: Route = NOWHERE) -> Call:
         """`most`: what the call can use. It is written down first, for whoever reads the list of a meter that
@@ -260,7 +264,6 @@ class Account:
             "unknown_usd",
             "unknown_tokens",
             "throttled",
-            "wanting",
             "refused",
             "wedged",
             "last_at",
@@ -379,10 +382,10 @@ class Accounts:
         account.close()
         return account.state()
 
-    def waiting(self) -> list[Account]:
-        """The jobs that have asked for something that nobody has answered yet."""
+    def to_be_ended(self) -> list[Account]:
+        """Return the attempts that are to be ended."""
         every = {account.attempt: account for account in self._by_key.values()}
-        return [each for each in every.values() if each.wanting or each.refused or each.wedged]
+        return [account for account in every.values() if account.refused or account.wedged]
 
     def tell(self, account: Account, what: str) -> None:
         self._tell({"tell": what, **account.state()})

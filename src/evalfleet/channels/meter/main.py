@@ -94,12 +94,13 @@ class Meter:
         verb, attempt = asked.get("do"), asked.get("attempt", "")
         if verb == "open":
             account = self._accounts.open(asked["key"], attempt, asked["folder"])
-            self._limit(account, asked)
+            account.allowed_usd = asked.get("usd", account.allowed_usd)
+            account.allowed_tokens = asked.get("tokens", account.allowed_tokens)
             return account.state()
         if verb == "watch":
             self._watchers.add(writer)
-            for account in self._accounts.waiting():  # who watched before may not have heard it
-                told = "wants" if account.wanting else "refused" if account.refused else "wedged"
+            for account in self._accounts.to_be_ended():  # who watched before may not have heard it
+                told = "refused" if account.refused else "wedged"
                 asyncio.get_event_loop().call_soon(self._accounts.tell, account, told)
             return {"port": self._port, "pid": os.getpid()}
         if verb == "orders":
@@ -110,19 +111,7 @@ class Meter:
         if verb == "close":
             return self._accounts.close(attempt) or {"unknown_attempt": attempt}
         account_of = self._accounts.of(attempt)
-        if account_of is None:
-            return {"unknown_attempt": attempt}
-        if verb == "limit":
-            self._limit(account_of, asked)
-            self._proxy.granted(attempt)
-        return account_of.state()
-
-    def _limit(self, account: Account, asked: dict[str, Any]) -> None:
-        """`usd` and `tokens` are what the attempt may use in all; `refused` says why it gets no more."""
-        account.allowed_usd = asked.get("usd", account.allowed_usd)
-        account.allowed_tokens = asked.get("tokens", account.allowed_tokens)
-        account.refused = asked.get("refused", "")
-        account.wanting = False
+        return {"unknown_attempt": attempt} if account_of is None else account_of.state()
 
     def _tell(self, told: dict[str, Any]) -> None:
         for writer in self._watchers:

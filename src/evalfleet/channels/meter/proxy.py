@@ -44,8 +44,6 @@ MOST_CONNECTIONS = 1000
 HEAD_S, IDLE_S = 10.0, 900.0
 """How long a head may take to come: the first one of a connection, and one after a call."""
 LARGEST_COUNTED = 64 << 20
-GRANT_S = 3600.0
-"""How long a call waits for more money: the controller may be dead, or others leave some when they end."""
 MOST_OUT = 32_768
 """Tokens that a call puts out at most, where neither it nor `[model] max_output_tokens` says."""
 KEY_HEADERS = ("authorization", "x-api-key", "api-key", "x-goog-api-key")
@@ -94,7 +92,6 @@ class Proxy:
         self._accounts = accounts
         self._may_keep = keep
         self._context = context
-        self._grants: dict[str, asyncio.Event] = {}
         self._connections: dict[str, Connections] = {}
         self._strangers: dict[Caller, None] = {}
         self._limit = descriptors()
@@ -171,7 +168,7 @@ class Proxy:
             account.held += len(body) - held
             held = len(body)
             request = self._understood(head, body, account)
-            await self._afford(request, caller.gone)
+            self._afford(request)
             return await self._pass_on(request, writer)
         except CallRefused as refusal:
             if refusal.turns_away:
@@ -257,11 +254,8 @@ class Proxy:
         most = Most(*most_of(path, body, document, self.most_out)) if route.generates else NOTHING
         return ModelCall(head, body, upstream, route, rest, account, model, asked, streams, most)
 
-    async def _afford(self, request: ModelCall, gone: asyncio.Future[None]) -> None:
-        """Return once a call may begin.
-
-        Raises CallRefused when no more money is granted, ConnectionError when the caller is gone meanwhile.
-        """
+    def _afford(self, request: ModelCall) -> None:
+        """Raise CallRefused if the call must not begin."""
         account = request.account
         if account.wedged:
             raise CallRefused(503, "attempt_ended", f"this attempt is being ended: {account.wedged}")
@@ -276,32 +270,15 @@ class Proxy:
                 turns_away=True,
                 model=request.model,
             )
-        if account.has_room():
-            return
-        if not account.refused:
-            granted = self._grants.setdefault(account.attempt, asyncio.Event())
-            granted.clear()
-            account.wanting = True
-            self._accounts.tell(account, "wants")
-            waiting: asyncio.Future[Any] = asyncio.ensure_future(granted.wait())
-            await asyncio.wait([waiting, gone], timeout=GRANT_S, return_when=asyncio.FIRST_COMPLETED)
-            waiting.cancel()
-            if gone.done():
-                raise ConnectionError("the caller did not wait for more money")
-            if account.wanting:
-                self._accounts.tell(account, "refused")  # by nobody: so its attempt ends, and is tried again
-                raise CallRefused(402, "not_granted", f"nobody has granted more money within {GRANT_S:g} s")
-            if account.has_room():
-                return
-        account.refused = account.refused or "the budget is used up"
-        self._accounts.tell(account, "refused")
-        raise CallRefused(
-            402, "budget_exhausted", f"evalfleet's budget for this attempt is used up: {account.refused}"
-        )
-
-    def granted(self, attempt: str) -> None:
-        """The limits of an attempt have been changed, or will not be."""
-        self._grants.setdefault(attempt, asyncio.Event()).set()
+        account.refused = account.refused or account.used_up()
+        if account.refused:
+            self._accounts.tell(account, "refused")
+            raise CallRefused(
+                402,
+                "budget_exhausted",
+                f"evalfleet's allowance of this attempt is used up: {account.refused}; "
+                "a larger --budget or --task-budget gives more",
+            )
 
     async def _pass_on(self, request: ModelCall, writer: asyncio.StreamWriter) -> bool:
         """Returns whether the caller's connection can go on."""

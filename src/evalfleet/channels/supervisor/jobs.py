@@ -48,7 +48,6 @@ class Jobs:
         self.host = self.starter.host
         self.ender = Ender(home, self.live, selector, self.trash, self.bundles, self.metering, report)
         self.watcher = Watcher(selector, self.ender)
-        self.wants: Callable[[HostJob, dict[str, Any]], None] | None = None  # its calls wait for more money
         self._report = report
         self._forgotten: set[str] = set()
         self._tombstones = -1
@@ -142,9 +141,7 @@ class Jobs:
         job = self.live.get(told.get("attempt", ""))
         if job is None or job.why is not None or job.settling:
             return
-        if told["tell"] == "wants" and self.wants is not None:
-            self.wants(job, told)
-        elif told["tell"] == "wedged":  # it would go on asking for days
+        if told["tell"] == "wedged":  # it would go on asking for days
             self.ender.ask(job, "model", job.grace)
         elif told["tell"] == "refused":
             self.ender.ask(job, "budget", job.grace)

@@ -192,12 +192,6 @@ class MeterProcess:
             self._watch.close()
         self._watch, self.port, self._said = None, 0, b""
 
-    def repeat(self) -> None:
-        """Let the meter tell again what it waits for: a controller has come."""
-        if self._watch is not None:
-            with contextlib.suppress(OSError):
-                self._watch.send(_line({"do": "watch"}))
-
     def end(self) -> None:
         """The machine is for somebody else now, whose calls another meter counts."""
         if self.port:
@@ -229,11 +223,6 @@ class MeterProcess:
         given: dict[str, str] = metered["env"]
         return {name: text.replace("{url}", url).replace("{key}", key) for name, text in given.items()}
 
-    def limit(self, job: str, limits: dict[str, Any]) -> None:
-        """What a job may use in all, or why it gets no more. Raises OSError, ValueError."""
-        told = {name: limits[name] for name in ("usd", "tokens", "refused") if limits.get(name) is not None}
-        self.ask({"do": "limit", "attempt": job, **told})
-
     def close(self, job: HostJob) -> None:
         """Once a job has ended: what it used, in a file of its own; and its calls are an artefact of it."""
         sums: dict[str, Any] = {}
@@ -244,8 +233,6 @@ class MeterProcess:
         if "usd" not in sums:
             sums = _sums_of(folder)
         told = {name: sums[name] for name in SUMS if name in sums}
-        if sums.get("wanting") and not sums["refused"]:
-            told["waited"] = True
         with contextlib.suppress(OSError):
             write_atomic(f"{job.path}/metered.json", json.dumps(told))
         for name in (CALLS, "calls"):

@@ -75,7 +75,6 @@ class Server:
         self.notices: Notices | None = None
         self.evicted = False
         self.taken = False
-        self.jobs.wants = self.on_wants
         self.load = LoadMeter()
         self.leaving = False
         self.done = False
@@ -284,7 +283,6 @@ class Server:
                 self.clients.refuse(other, None, "stale", f"epoch {epoch} has taken over", close=True)
         client.run, client.epoch = run, epoch
         self.heard = time.monotonic()
-        self.jobs.metering.repeat()
         jobs = {job.id: job.reason or "running" for job in self.jobs.known.values()}
         return {"protocol": max(spoken), "hash": self.hash, "pid": os.getpid(), "jobs": jobs}
 
@@ -317,12 +315,6 @@ class Server:
         else:
             self.jobs.meter(a2b_base64(message["program"]), orders, done)
         return None
-
-    def allow(self, client: Client, message: dict[str, Any]) -> dict[str, Any]:
-        """Set how much a job's model calls may use in all, or why they get no more."""
-        if message["job"] in self.jobs.live and self.jobs.metering.port:
-            self.jobs.metering.limit(message["job"], message)
-        return {}
 
     def seal(self, client: Client, message: dict[str, Any]) -> dict[str, Any]:
         """Record what set-up made of a bundle's files."""
@@ -485,12 +477,6 @@ class Server:
         for client, n in self.waiting.pop(job.id, ()):
             self.clients.answer(client, {"n": n})
 
-    def on_wants(self, job: HostJob, told: dict[str, Any]) -> None:
-        """A job's model calls wait for more money: only a controller can grant it."""
-        names = ("usd", "tokens", "unknown_usd", "unknown_tokens")
-        used = {name: told[name] for name in names if name in told}
-        self.clients.push({"push": "wants", "job": job.id, "metered": used})
-
     def beat(self, now: float) -> None:
         self.beat_at = now + BEAT_S
         self.jobs.tidy(now)
@@ -525,7 +511,6 @@ OPS: dict[str, Callable[[Server, Client, dict[str, Any]], dict[str, Any] | None]
     "verify": Server.verify,
     "seal": Server.seal,
     "meter": Server.meter,
-    "allow": Server.allow,
     "isolation": Server.isolation,
     "leave": Server.leave,
     "expire": Server.set_expiry,

@@ -198,8 +198,6 @@ def notes(state: RunState, live: bool) -> list[str]:
         for machine in (state.machines[m] for m in state.undeleted)
         if machine.delete_refused
     ]
-    if state.model_refused:
-        found.append(f"model calls were refused: {clean(state.model_refused)}")
     if state.plan.rerun_of:
         found.append(f"rerun of {state.plan.rerun_of}")
     return found
