@@ -34,7 +34,7 @@ BENCHES: dict[str, str] = {
     "budget-overshoot": "dollars over a budget of machines and models: 1,000 simulated runs, and a real one",
     "reconcile": "a run's counted cost beside what the stand-in for Azure bills",
     "alerts": "seconds from an alert's cause to the webhook that reports it",
-    "dashboard": "runs of 100,000 tasks in a browser, and 100 watchers of a live run",
+    "dashboard": "runs of 20,000 tasks in a browser, and 100 watchers of a live run",
     "waa": "154 tasks of Windows Agent Arena on 10 lab hosts, and faults of its client (WAA_CHECKOUT)",
     "hal-overhead": "CPU and seconds of a HAL task beyond its agent's own (HAL_REPO, HAL_PYTHON)",
     "cluster-overhead": "1,000 tasks of `sleep 1` on 8 jobs of a real Slurm, beside srun and sbatch",

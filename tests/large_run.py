@@ -22,14 +22,12 @@ from evalfleet.events import (
 )
 from evalfleet.journal import Store
 from evalfleet.model import SECOND, AttemptId, Broken, Cause, MachineId, Offer, Plan, Scored, Task, TaskId
-from evalfleet.views.dashboard.board import MANY_EVENTS
 
-EVENTS = MANY_EVENTS + 4
+EVENTS = 6000
 
 
 def make_large_run(home: Path) -> None:
-    """The run `r`, which is over, of so many events that the dashboard shows it before it compares them with
-    their checksums."""
+    """Write the run `r`, which is over, of several pages of events."""
     events: list[Event] = [RunPlanned(Plan("r", "bench"), 1), TasksPlanned((Task(TaskId("t")),))]
     events += [BudgetPassed(n % 100) for n in range(EVENTS - 3)]
     Store.open(home).create_past("r", 1, [(1, event) for event in (*events, RunEnded("done"))])

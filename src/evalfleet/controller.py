@@ -31,7 +31,6 @@ from .state import RunState, apply, fold
 from .version import __version__
 from .views import notify
 from .views.alert_watch import AlertWatch
-from .views.dashboard.snapshots import keep_at_end
 from .views.follow import Follower
 from .views.live import PoolScribe, Scribe
 from .views.results import RunSummary, summarised
@@ -208,7 +207,6 @@ class Controller:
                 await copy.fetched()
             if not is_pool:
                 self._keep_summary(state)
-                await asyncio.to_thread(keep_at_end, order.home, self._store, state, wall.now())
 
     def _check_of_files(self, state: RunState) -> Callable[[], None]:
         """What raises RequestError if machines cannot get what they need for the tasks that are left."""

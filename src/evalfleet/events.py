@@ -498,7 +498,6 @@ they are.
 
 _encoder = msgspec.json.Encoder(order="deterministic")
 _decoder = msgspec.json.Decoder(decodable(Event))
-_array_decoder = msgspec.json.Decoder(decodable(list[Event]))
 
 
 def kind_of(event: Event) -> str:
@@ -529,14 +528,6 @@ def _is_removed(body: bytes) -> bool:
 
 class _Kind(Struct):
     kind: str
-
-
-def decode_array(bodies: bytes) -> list[Event] | None:
-    """The events of an array of bodies of this schema; None if one of them cannot be read."""
-    try:
-        return _array_decoder.decode(bodies)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return None
 
 
 def upgrade(

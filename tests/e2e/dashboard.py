@@ -6,7 +6,7 @@ import gzip
 import http.client
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -119,54 +119,22 @@ class Tables:
         self.seq: int = snapshot["seq"]
         self.run: Document = snapshot["run"]
         self.tasks = _rows(snapshot, "tasks")
-        self.attempts = _rows(snapshot, "attempts") | self._told(snapshot["attempts"]["columns"])
+        self.attempts = _rows(snapshot, "attempts")
         self.machines = _rows(snapshot, "machines")
         self._columns = {name: snapshot[name]["columns"] for name in ("tasks", "attempts", "machines")}
-
-    def _told(self, columns: Sequence[str]) -> dict[str, Document]:
-        """Attempts of which all is told by their tasks' rows."""
-        found: dict[str, Document] = {}
-        for task in self.tasks.values():
-            if task["started"] is not None:
-                id = f"{task['id']}.{task['attempt']}"
-                other = {"id": id, "task": task["id"], "number": task["attempt"]}
-                found[id] = {name: other[name] if name in other else task[name] for name in columns}
-        return found
 
     def take(self, event: Document) -> None:
         self.seq, self.run = event["seq"], event.get("run", self.run)
         for name, columns in self._columns.items():
             for row in event.get(name, ()):
                 entry = dict(zip(columns, row, strict=True))
-                getattr(self, name)[_key(name, entry)] = entry
-
-
-def rows_of(table: Document) -> list[list[Any]]:
-    """The rows of a table that was sent column by column."""
-    columns = [
-        [cells["same"]] * table["count"] if isinstance(cells, dict) else cells for cells in table["cells"]
-    ]
-    return [list(row) for row in zip(*columns, strict=True)]
+                getattr(self, name)[entry["id"]] = entry
 
 
 def _rows(snapshot: Document, name: str) -> dict[str, Document]:
     table = snapshot[name]
-    found: dict[str, Document] = {}
-    ids = {other: [row[0] for row in rows_of(snapshot[other])] for other in ("tasks", "machines")}
-    for row in rows_of(table):
-        entry = dict(zip(table["columns"], row, strict=True))
-        for column, names in table["dictionaries"].items():
-            if isinstance(entry[column], int):
-                words = ids[names] if isinstance(names, str) else names
-                entry[column] = words[entry[column]]
-        found[_key(name, entry)] = entry
-    return found
-
-
-def _key(table: str, entry: Document) -> str:
-    if table == "attempts" and entry["id"] is None:
-        entry["id"] = f"{entry['task']}.{entry['number']}"
-    return str(entry["id"])
+    entries = [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]]
+    return {entry["id"]: entry for entry in entries}
 
 
 def dashboard(desk: Desk, *words: str) -> Dashboard:

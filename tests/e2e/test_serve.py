@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import gzip
-import io
-import json
 import os
 import re
 import socket
 import sqlite3
 import struct
-import tarfile
-import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
-from evalfleet.events import AttemptEnded, BudgetPassed
-from evalfleet.journal import Holder, Store
-from evalfleet.views.dashboard.snapshots import KEPT, KEPT_VERSION, WORTH_KEEPING
 from evalfleet.web.triage import fingerprint
 from tests.e2e.dashboard import Dashboard, Tables, dashboard, part
 from tests.e2e.harness import Fleet, task
@@ -150,77 +140,6 @@ def test_every_number_of_a_run_is_that_of_show(finished: tuple[Fleet, Dashboard]
     row = dict(zip(columns, listed, strict=True))
     assert (row["name"], row["status"], row["total"], row["broken"]) == ("r", "done", 8, ls["broken"])
     assert (row["rate"], row["low"]) == (ls["success_rate"], shown["success_rate_ci"][0])
-
-
-def test_a_settled_run_is_summed_up_once_and_kept(finished: tuple[Fleet, Dashboard]) -> None:
-    fleet, opened = finished
-    first = opened.ask("/api/runs/r").body
-    again = dashboard(fleet)
-    assert again.ask("/api/runs/r").body == first
-    again.process.interrupt()
-    again.process.wait()
-    kept = fleet.home / "r" / ".dashboard.json.gz"
-    kept.write_bytes(b"damaged\n" + kept.read_bytes()[:100])
-    other = dashboard(fleet)
-    assert other.snapshot().tasks == Tables(json.loads(first)).tasks, "what cannot be read is made anew"
-    other.process.interrupt()
-    other.process.wait()
-
-
-def test_who_ends_a_large_run_keeps_what_the_dashboard_shows_of_it(fleet: Fleet) -> None:
-    """Also who imports one: what an archive says of itself is not believed."""
-    fleet.bench([task("a", "gate go"), task("b", "score 1")])
-    started = fleet.start_run("--workers", "2")
-    fleet.recorded(AttemptEnded)
-    started.kill()
-
-    async def prolong() -> None:
-        now = time.time_ns() // 1000
-        journal = Store.open(fleet.home).acquire("r", Holder.here(now), now)
-        await journal.append(now, [BudgetPassed(50)] * WORTH_KEEPING)
-        await journal.close()
-
-    asyncio.run(prolong())
-    kept = fleet.home / "r" / KEPT
-    assert not kept.exists()
-    fleet.done("cancel", "r")
-    assert kept.exists()
-    by_controller = dashboard(fleet)
-    first = by_controller.snapshot()
-    assert first.run["status"] == fleet("show", "r", "--json").json["status"] == "stopped"
-    assert [phase[0] for phase in next(iter(first.machines.values()))["phases"]][-2:] == ["ready", "ending"]
-    stop(by_controller)
-
-    forged = gzip.compress(json.dumps({"seq": first.seq, "run": {"name": "other"}}).encode())
-    kept.write_bytes(b'{"version":%d,"run":"other","seq":%d}\n' % (KEPT_VERSION, first.seq) + forged)
-    by_server = dashboard(fleet)
-    again = by_server.snapshot()
-    assert (again.run, again.tasks, again.machines) == (first.run, first.tasks, first.machines)
-
-    archive = fleet.folder / "r.tar.gz"
-    fleet.done("export", "r", "-o", str(archive))
-    with tarfile.open(archive) as exported:
-        assert f"files/{KEPT}" not in exported.getnames()
-    add_to_archive(
-        archive, f"files/{KEPT}", b'{"version":%d,"run":"r2","seq":%d}\n' % (KEPT_VERSION, first.seq)
-    )
-    fleet.done("import", str(archive), "--name", "r2")
-    assert (fleet.home / "r2" / KEPT).exists()
-    imported = by_server.snapshot("r2")
-    assert (imported.run["name"], imported.tasks) == ("r2", first.tasks)
-    stop(by_server)
-
-
-def add_to_archive(path: Path, name: str, content: bytes) -> None:
-    """As whoever sends an archive could."""
-    with tarfile.open(path) as archive:
-        members = [(member, archive.extractfile(member)) for member in archive.getmembers()]
-        files = [(member, b"" if file is None else file.read()) for member, file in members]
-    files.append((tarfile.TarInfo(name), content))
-    with tarfile.open(path, "w:gz") as archive:
-        for member, data in files:
-            member.size = len(data)
-            archive.addfile(member, io.BytesIO(data))
 
 
 def stop(opened: Dashboard) -> None:

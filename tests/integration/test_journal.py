@@ -37,7 +37,7 @@ from evalfleet.events import (
 from evalfleet.journal import Holder, SqliteJournal, Store
 from evalfleet.journal.checksums import checksum, seed
 from evalfleet.journal.database import APPLICATION_ID, LAYOUT, build, file_system
-from evalfleet.model import SECOND, AttemptId, MachineId, Micros, TaskId
+from evalfleet.model import SECOND, AttemptId, MachineId, TaskId
 from evalfleet.ports import Journal
 from tests.waiting import PATIENCE_S
 
@@ -775,38 +775,6 @@ def test_a_journal_with_an_event_missing_or_unreadable(store: Store) -> None:
         conn.execute("UPDATE event SET seq = 2")
         conn.commit()
         refuses_untouched(store.home, JournalForeign, "event 1 of 'r' is missing")
-
-
-def test_very_many_events_are_read_together_as_one_by_one(store: Store) -> None:
-    """Also those of an earlier schema. Where one is missing or damaged, that one is named."""
-    store.create_stream("big", "run", NOW, [started(f'{n} , "é\\ ]') for n in range(2500)])
-
-    def together() -> list[tuple[Micros, Event]]:
-        pages = store.read_unverified("big")
-        return [written for ats, events in pages for written in zip(ats, events, strict=True)]
-
-    one_by_one = [(record.at, record.event) for record in store.read("big")]
-    assert together() == one_by_one
-    assert [record.seq for record in store.read_kinds("big", ["AttemptStarted"])] == [*range(1, 2501)]
-    assert not store.read_kinds("big", ["RunEnded"])
-    with contextlib.closing(sqlite3.connect(store.path)) as conn:
-        conn.execute("UPDATE event SET v = 1, checksum = NULL WHERE stream = 'big'")
-        conn.execute("UPDATE event SET v = 2 WHERE stream = 'big' AND seq > 1500")
-        conn.execute("UPDATE stream SET checksum = NULL WHERE name = 'big'")
-        conn.commit()
-        assert together() == one_by_one
-        twice = """'{"kind":"RunEnded","status":"done"},{"kind":"RunEnded","status":"done"}'"""
-        conn.execute(f"UPDATE event SET v = 2, body = {twice} WHERE stream = 'big' AND seq = 222")
-        conn.commit()
-        with pytest.raises(JournalForeign, match="event 222 of 'big'"):
-            together()
-        conn.execute("UPDATE event SET v = 2 WHERE stream = 'big'")
-        conn.execute("DELETE FROM event WHERE stream = 'big' AND seq = 170")
-        conn.commit()
-        with pytest.raises(JournalForeign, match="event 170 of 'big' is missing"):
-            together()
-    with pytest.raises(RequestError):
-        list(store.read_unverified("none"))
 
 
 def test_a_home_that_is_a_file_or_empty_or_absent(tmp_path: Path) -> None:

@@ -44,7 +44,6 @@ from evalfleet.names import check_run_name, folder_of, safe_name
 from evalfleet.planning.workspace import Workspace
 from evalfleet.state import RunState, accepts, apply
 from evalfleet.version import __version__
-from evalfleet.views.dashboard.snapshots import KEPT, keep_at_end
 from evalfleet.views.format import clean
 from evalfleet.views.results import results
 
@@ -106,7 +105,7 @@ def export_run(workspace: Workspace, name: str | None, path: Path) -> Run:
             _add(archive, "run.json", msgspec.json.encode(header))
             _add(archive, "events.jsonl", b"".join(lines))
             for file in sorted(run.folder.rglob("*")):
-                if file.is_file() and not file.is_symlink() and file != run.folder / KEPT:
+                if file.is_file() and not file.is_symlink():
                     archive.add(file, f"files/{file.relative_to(run.folder).as_posix()}", recursive=False)
         os.replace(scratch, path)
     except OSError as err:
@@ -184,7 +183,6 @@ def _imported(archive: tarfile.TarFile, path: Path, name: str | None, workspace:
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
-        keep_at_end(workspace.home, store, state, workspace.now())
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return Run(workspace.home, run)
@@ -294,8 +292,8 @@ def _unpack(archive: tarfile.TarFile, folder: Path) -> None:
             raise tarfile.TarError(f"its files unpack to {taken} bytes or more, and {free} are free")
         top, *parts = PurePosixPath(member.name).parts
         content = archive.extractfile(member) if member.isreg() and not member.issparse() else None
-        if content is None or top != "files" or not parts or ".." in parts or parts == [KEPT]:
-            continue  # what the dashboard shows is made here, of the events: an archive could tell anything
+        if content is None or top != "files" or not parts or ".." in parts:
+            continue
         target = folder.joinpath(*parts)
         target.parent.mkdir(parents=True, exist_ok=True)
         with content, target.open("xb") as file:

@@ -57,7 +57,6 @@ from evalfleet.names import (
 )
 from evalfleet.planning.plugins import KindFields, benchmark_kind, known
 from evalfleet.planning.workspace import Workspace
-from evalfleet.views.dashboard.snapshots import keep_at_end
 from evalfleet.views.live import Scribe
 
 from .run import Run
@@ -99,7 +98,6 @@ def import_results(
         raise
     scribe = Scribe(home, store, run, is_newest=lambda: store.newest() == run, fields=KindFields())
     scribe.close()
-    keep_at_end(home, store, scribe.state, now)
     return Run(home, run)
 
 

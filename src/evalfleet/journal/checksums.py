@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
 
-import msgspec
 from msgspec import Struct
 
 from evalfleet.errors import JournalForeign
@@ -19,7 +18,7 @@ from evalfleet.model import Micros
 
 CHECKSUMS_SINCE = 3
 """The first layout of the database that has them."""
-_PAGE, _JOINED = 1000, 2000
+_PAGE = 1000
 """So many events are read at once; more where SQLite joins them, because two threads take turns then."""
 
 
@@ -99,37 +98,6 @@ def pages(conn: sqlite3.Connection, path: Path, stream: str, after: int) -> Iter
         raise damaged(path, stream, expected, "is missing")
 
 
-class UnverifiedPage(Struct, frozen=True):
-    """Many events that follow one another, from number `first` on, each a part of an array in JSON.
-
-    SQLite joins them, because to hand over each of very many takes longer than all that is done with it.
-    """
-
-    first: int
-    ats: list[Micros]
-    bodies: bytes
-    schema: int | None
-    """None: they were written under several."""
-
-
-def unverified_pages(conn: sqlite3.Connection, path: Path, stream: str) -> Iterator[UnverifiedPage]:
-    """The stream's events, page by page, without kinds and checksums: only a gap is noticed."""
-    conn.text_factory = bytes
-    first = 1
-    while True:
-        joined = conn.execute(_EVENTS_JOINED, (stream, first)).fetchone()
-        count, last, oldest, newest, ats, bodies = joined
-        if not count:
-            return
-        if last != first + count - 1:  # numbers are unique, so one is missing
-            found = conn.execute(_NUMBERS, (stream, first)).fetchall()
-            missing = next(seq for seq, (there,) in enumerate(found, first) if seq != there)
-            raise damaged(path, stream, missing, "is missing")
-        schema = oldest if oldest == newest else None
-        yield UnverifiedPage(first, msgspec.json.decode(b"[%b]" % ats), b"[%b]" % bodies, schema)
-        first += count
-
-
 def head(conn: sqlite3.Connection, stream: str) -> tuple[int, bytes | None] | None:
     """The number and the checksum of the event that was written last; None if there is no such stream."""
     newest: tuple[int, bytes | None] | None = conn.execute(
@@ -150,8 +118,3 @@ _EVENTS = (
     f"WHERE stream = ? AND seq >= ? ORDER BY seq LIMIT {_PAGE}"
 )
 _EVENTS_WITHOUT = _EVENTS.replace("checksum", "NULL")
-_EVENTS_JOINED = (
-    "SELECT count(*), max(seq), min(v), max(v), group_concat(at), group_concat(body) FROM "
-    f"(SELECT seq, v, at, body FROM event WHERE stream = ? AND seq >= ? ORDER BY seq LIMIT {_JOINED})"
-)
-_NUMBERS = f"SELECT seq FROM event WHERE stream = ? AND seq >= ? ORDER BY seq LIMIT {_JOINED}"

@@ -11,7 +11,7 @@ import functools
 import itertools
 import sqlite3
 import time
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, Self, TypeVar, cast
 
@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from evalfleet.errors import JournalForeign, RequestError, RunHeld
-from evalfleet.events import SCHEMA, Event, Record, decode, decode_array, encode, kind_of
+from evalfleet.events import SCHEMA, Event, Record, decode, encode, kind_of
 from evalfleet.model import Micros, after, decodable
 
 from . import checksums, database
@@ -112,44 +112,6 @@ class Store(Struct, frozen=True):
         """
         for records in self.read_pages(stream, after):
             yield from records
-
-    def read_unverified(self, stream: str) -> Iterator[tuple[list[Micros], list[Event]]]:
-        """When events were written, and the events themselves, many at a time, from the first to the newest.
-
-        They are not compared with their checksums, so that very many are there sooner: `verify` does it
-        later. Raises as `read` does.
-        """
-        seq = 0
-        for page in _ahead(self._unverified_pages(stream)):
-            events = decode_array(page.bodies) if page.schema == SCHEMA else None
-            if events is None or len(events) != len(page.ats):
-                break
-            seq += len(events)
-            yield page.ats, events
-        else:
-            return
-        # of an earlier schema, or damaged: one by one, so that the damaged one is named
-        for records in self.read_pages(stream, seq):
-            yield [record.at for record in records], [record.event for record in records]
-
-    def _unverified_pages(self, stream: str) -> Generator[checksums.UnverifiedPage]:
-        empty = True
-        with self.connected() as conn:
-            for page in checksums.unverified_pages(conn, self.path, stream):
-                empty = False
-                yield page
-            if empty:
-                conn.text_factory = str
-                self._info(conn, stream)
-
-    def read_kinds(self, stream: str, kinds: Collection[str]) -> list[Record]:
-        """The stream's events of some kinds, in order. They are not compared with their checksums."""
-        wanted = f"stream = ? AND kind IN ({', '.join('?' * len(kinds))})"
-        statement = f"SELECT seq, epoch, v, at, body FROM event WHERE {wanted} ORDER BY seq"
-        with self.connected() as conn:
-            conn.text_factory = bytes
-            rows = conn.execute(statement, (stream, *kinds)).fetchall()
-        return [Record(seq, epoch, at, decode(body, schema)) for seq, epoch, schema, at, body in rows]
 
     def read_pages(self, stream: str, after: int = 0) -> Iterator[list[Record]]:
         """What `read` gives, many at a time."""
@@ -401,21 +363,6 @@ _SUMMARIES = (
     "LEFT JOIN summary ON summary.stream = name AND summary.seq = stream.seq AND summary.v = ? "
     "ORDER BY created_at, name"
 )
-
-
-def _ahead(items: Generator[T]) -> Iterator[T]:
-    """The items, the next of which another thread fetches while the last is worked on: SQLite reads on one
-    core, and Python works on another."""
-    from concurrent.futures import ThreadPoolExecutor  # most commands read no run that is worth it
-
-    with ThreadPoolExecutor(1) as reader:
-        coming = reader.submit(next, items, None)
-        try:
-            while (item := coming.result()) is not None:
-                coming = reader.submit(next, items, None)
-                yield item
-        finally:
-            reader.submit(items.close).result()
 
 
 def _connection(path: Path, read_only: bool, busy_s: float) -> sqlite3.Connection:

@@ -153,7 +153,6 @@ def _write(path: Path, content: bytes) -> int:
 
 def _contents(watched: WatchedRun, screens: Screens) -> ExportContents:
     contents = ExportContents()
-    watched.verify()  # nobody could tell afterwards
     run, state, logs = watched.run(), watched.board.state, Logs()
     base = _address("runs", watched.board.run)
     documents = contents.documents

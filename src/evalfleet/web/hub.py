@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator
-from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -19,7 +18,6 @@ from evalfleet.model import Alerting
 from evalfleet.planning.workspace import Workspace
 from evalfleet.views.dashboard.board import Board
 from evalfleet.views.dashboard.head import RUN_COLUMNS, instant, run_row
-from evalfleet.views.dashboard.snapshots import kept_snapshot
 from evalfleet.views.format import iso
 from evalfleet.views.results import RunSummary
 from evalfleet.views.stats import eta_s, machine_usd
@@ -32,12 +30,6 @@ PING_S = 10.0
 """A page that has heard nothing for longer is late."""
 BEHIND = 200
 """A watcher who has not taken so many messages is cut off: it comes back, and is told what it has missed."""
-VERIFY_AFTER_S, VERIFY_WITHIN_S = 5.0, 60.0
-"""A large run that is shown is compared with its checksums when nobody has asked for anything of it for so
-long, because pages come first; or so long after it was opened."""
-GLANCE_S = 2.0
-"""A settled run whose page is looked at for longer is folded before a click asks for it: its page came from
-what was kept, and that of a task does not."""
 MOST_TASKS = 250_000
 """So many tasks of runs that nobody watches are kept in memory, together."""
 
@@ -58,9 +50,6 @@ class Hub:
         self._runs: dict[str, WatchedRun] = {}
         self._opening: dict[str, asyncio.Lock] = {}
         self._closing = asyncio.Event()
-        self._damaged: set[str] = set()
-        """Runs whose journals were found damaged after they were shown: the next time they are verified
-        first."""
 
     async def open(self, run: str) -> WatchedRun:
         """The run, folded up to now. Raises RequestError: there is none; JournalError: it cannot be read."""
@@ -74,8 +63,6 @@ class Hub:
                 raise
             self._runs[run] = watched
             watched.used_at = time.monotonic()
-            if watched.board.unverified and watched.verifier is None:
-                watched.verifier = asyncio.create_task(self._verify(watched))
             self._forget_some()
             return watched
 
@@ -89,10 +76,9 @@ class Hub:
     def _opened(self, run: str, known: WatchedRun | None) -> WatchedRun:
         store, info = self.workspace.records(), self.check(run)
         if known is None or known.created_at != info.created_at:
-            board = Board(self.workspace.home, store, run, verify_first=run in self._damaged)
+            board = Board(self.workspace.home, store, run)
             known = WatchedRun(self.workspace, board, info.created_at, self._alerting)
         known.board.advance()
-        self._damaged.discard(run)
         return known
 
     def _forget_some(self) -> None:
@@ -106,21 +92,11 @@ class Hub:
             del self._runs[run.board.run]
 
     async def snapshot(self, run: str) -> bytes:
-        """The run's snapshot, compressed: of a settled one as it was kept, without a fold."""
-        packed = await asyncio.to_thread(self._kept, run) if run not in self._runs else None
-        if packed is None:
-            watched = await self.open(run)
-            packed = await asyncio.to_thread(watched.snapshot)
-            watched.used_at = time.monotonic()
+        """Return all of the run, compressed."""
+        watched = await self.open(run)
+        packed = await asyncio.to_thread(watched.snapshot)
+        watched.used_at = time.monotonic()
         return packed
-
-    def _kept(self, run: str) -> bytes | None:
-        store = self.workspace.records()
-        self.check(run)
-        kept = kept_snapshot(self.workspace.home, run)
-        if kept is None or next(iter(store.read(run, kept[0])), None) is not None:
-            return None
-        return kept[1]
 
     def runs(self) -> dict[str, Any]:
         """The table of runs. Call it in a thread."""
@@ -131,7 +107,6 @@ class Hub:
         known = self._runs.get(run)
         if known is None:
             known = self._runs.setdefault(run, self._opened(run, None))
-        known.verify()
         return known.summary()
 
     def _run_row(self, summary: RunSummary) -> list[Any]:
@@ -182,11 +157,6 @@ class Hub:
 
     async def events(self, run: str, after: int | None) -> AsyncGenerator[bytes]:
         """The stream of one watcher, from event number `after` on."""
-        if after is not None and run not in self._runs:
-            async for quiet in self._quiet(run, after):
-                yield quiet
-            if self._closing.is_set():
-                return
         try:
             watched = await self.open(run)
         except RequestError:  # it was removed meanwhile
@@ -205,14 +175,6 @@ class Hub:
         finally:
             watched.watchers.discard(queue)
             watched.used_at = time.monotonic()
-
-    async def _quiet(self, run: str, seq: int) -> AsyncGenerator[bytes]:
-        """The stream of a settled run, for who knows all of it: nothing is folded for a glance."""
-        kept = await asyncio.to_thread(kept_snapshot, self.workspace.home, run)
-        if kept is not None and kept[0] == seq:
-            yield b"retry: 1000\n\n"
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._closing.wait(), GLANCE_S)
 
     async def _follow(self, watched: WatchedRun) -> None:
         """Tells all watchers of one run what is new, or that nothing is, until there are none."""
@@ -237,24 +199,8 @@ class Hub:
                     _give(queue, message, watched)
             await asyncio.sleep(LOOK_S if watched.board.state.ended_at is None else CALM_S)
 
-    async def _verify(self, watched: WatchedRun) -> None:
-        """Compare what is shown already with its checksums; if it is damaged, all watchers are told."""
-        latest = time.monotonic() + VERIFY_WITHIN_S
-        while (wait_s := min(watched.used_at + VERIFY_AFTER_S, latest) - time.monotonic()) > 0:
-            await asyncio.sleep(wait_s)
-        try:
-            await asyncio.to_thread(watched.verify)
-        except JournalForeign as err:
-            if watched.follower is not None:
-                watched.follower.cancel()
-            self._tell_damage(watched, err)
-        except (FleetError, OSError) as err:  # it was removed meanwhile, or cannot be read for now
-            log.warning("%s: %s", watched.board.run, err)
-            watched.verifier = None
-
     def _tell_damage(self, watched: WatchedRun, err: JournalForeign) -> None:
         log.warning("%s: %s", watched.board.run, err)
-        self._damaged.add(watched.board.run)
         self._end(watched, b"event: damaged\ndata: %s\n\n" % msgspec.json.encode({"error": str(err)}))
 
     def _end(self, watched: WatchedRun, message: bytes) -> None:
@@ -271,9 +217,8 @@ class Hub:
         for watched in self._runs.values():
             for queue in list(watched.watchers):
                 _give(queue, None, watched)
-            for task in (watched.follower, watched.verifier):
-                if task is not None:
-                    task.cancel()
+            if watched.follower is not None:
+                watched.follower.cancel()
 
 
 def _give(queue: asyncio.Queue[bytes | None], message: bytes | None, watched: WatchedRun) -> None:

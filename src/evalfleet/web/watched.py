@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,6 @@ from evalfleet.views.alert_watch import situation_of
 from evalfleet.views.alerts import Alert, holding
 from evalfleet.views.dashboard.board import ATTEMPT_COLUMNS, MACHINE_COLUMNS, Board, Touched, attempt_row
 from evalfleet.views.dashboard.head import head
-from evalfleet.views.dashboard.snapshots import is_settled, keep_snapshot, packed_snapshot
 from evalfleet.views.follow import Follower
 from evalfleet.views.results import RunSummary, machine_entry, summarised
 
@@ -78,11 +78,9 @@ class WatchedRun:
         self.used_at = time.monotonic()
         self.watchers: set[asyncio.Queue[bytes | None]] = set()
         self.follower: asyncio.Task[None] | None = None
-        self.verifier: asyncio.Task[None] | None = None
         self._workspace = workspace
         self._alerting = alerting
         self._snapshot: tuple[int, bytes] | None = None
-        self._keepable = False
         self._snapshot_pace, self._head_pace = _Paced(1.0), _Paced(1.0)
         self._summary: RunSummary | None = None
         self._summary_pace = _Paced(1.0)
@@ -154,26 +152,12 @@ class WatchedRun:
         self._live = self._look_at_controller()
         with self.board.lock:
             self.board.look_at_progress(now)
-            seq, settled = self.board.seq, is_settled(self.board.state)
-            packed = packed_snapshot(self.board, self.head(), now)
+            seq = self.board.seq
+            document = {"seq": seq, "now": now // 1000, "run": self.head(), **self.board.tables(now)}
+        packed = gzip.compress(msgspec.json.encode(document), compresslevel=1)
         self._snapshot = (seq, packed)
         self._snapshot_pace.took(begun)
-        self._keepable = settled and not self._live
-        if self._keepable and not self.board.unverified:
-            self._keep()
         return packed
-
-    def verify(self) -> None:
-        """Compare its journal with the checksums, if it was shown without. Raises JournalForeign."""
-        if self.board.unverified:
-            self.board.verify()
-            if self._keepable:
-                self._keep()
-
-    def _keep(self) -> None:
-        """Keep it for the next time: what is kept is not compared with the journal again."""
-        if self._snapshot is not None:
-            keep_snapshot(self.board.folder, self.board.run, *self._snapshot)
 
     def summary(self) -> RunSummary:
         """The run's row as `ls` has it."""

@@ -3,30 +3,18 @@ import { Signal } from "./base.js";
 import { api, get } from "./data.js";
 import { embedded } from "./route.js";
 
-/** A column as the snapshot has it, spelt out: the words stand where their numbers were, and are shared. */
-function spelt(cells, count, words) {
-  if (!Array.isArray(cells)) return new Array(count).fill(words && cells.same !== null ? words[cells.same] : cells.same);
-  if (words) for (let n = 0; n < count; n += 1) if (cells[n] !== null) cells[n] = words[cells[n]];
-  return cells;
-}
-
 /** A table by its columns, `cells[column][n]`, in the order in which rows came; a change replaces or adds rows. */
 export class Table {
-  constructor({ columns, count, cells, dictionaries = {} }, others = {}) {
+  constructor({ columns, rows }) {
     this.columns = columns;
-    this.count = count;
+    this.count = rows.length;
     this.version = 0;
     this.places = null;
-    const words = (name) => (typeof dictionaries[name] === "string" ? others[dictionaries[name]].cells.id : dictionaries[name]);
-    this.cells = Object.fromEntries(columns.map((name, n) => [name, spelt(cells[n], count, words(name))]));
+    this.cells = Object.fromEntries(columns.map((name, k) => [name, rows.map((row) => row[k])]));
   }
 
   key(n) {
     return this.cells.id[n];
-  }
-
-  keyOf(row) {
-    return row[0];
   }
 
   /** The number of the row that has this key, else undefined. */
@@ -49,7 +37,7 @@ export class Table {
 
   /** A row as an object, for what is shown one at a time. */
   at(n) {
-    return { ...Object.fromEntries(this.columns.map((name) => [name, this.cells[name][n]])), id: this.key(n) };
+    return Object.fromEntries(this.columns.map((name) => [name, this.cells[name][n]]));
   }
 
   item(key) {
@@ -60,7 +48,7 @@ export class Table {
   change(rows) {
     const columns = this.columns.map((name) => this.cells[name]);
     for (const row of rows) {
-      const key = this.keyOf(row);
+      const key = row[0];
       let n = this.place(key);
       if (n === undefined) {
         n = this.count;
@@ -70,30 +58,6 @@ export class Table {
       for (let k = 0; k < columns.length; k += 1) columns[k][n] = row[k];
     }
     this.version += 1;
-  }
-}
-
-/** Attempts: the id of one is null where it is `<task>.<number>`. */
-class AttemptTable extends Table {
-  key(n) {
-    const { id, task, number } = this.cells;
-    return id[n] ?? `${task[n]}.${number[n]}`;
-  }
-
-  keyOf([id, task, number]) {
-    return id ?? `${task}.${number}`;
-  }
-
-  /** A task's row tells all of its only attempt, if it says when that began: a row is made of it. */
-  addTold(tasks) {
-    const told = [];
-    for (let n = 0; n < tasks.count; n += 1) if (tasks.cells.started[n] !== null && tasks.cells.attempt[n] !== null) told.push(n);
-    for (const name of this.columns) {
-      const from = tasks.cells[{ task: "id", number: "attempt" }[name] ?? name];
-      const added = name === "id" ? new Array(told.length).fill(null) : told.length === tasks.count ? from : told.map((n) => from[n]);
-      this.cells[name] = this.cells[name].concat(added);
-    }
-    this.count += told.length;
   }
 }
 
@@ -145,9 +109,8 @@ class RunStore extends Signal {
     this.taken = snapshot.now;
     this.skew = snapshot.now - Date.now();
     this.machines = new Table(snapshot.machines);
-    this.tasks = new Table(snapshot.tasks, { machines: this.machines });
-    this.attempts = new AttemptTable(snapshot.attempts, { tasks: this.tasks, machines: this.machines });
-    this.attempts.addTold(this.tasks);
+    this.tasks = new Table(snapshot.tasks);
+    this.attempts = new Table(snapshot.attempts);
     this.heard = Date.now();
     this.value = this;
   }
