@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from email.utils import formatdate
 from pathlib import Path
-from urllib.parse import urlencode
 
 from tests.waiting import until
 
@@ -58,16 +57,6 @@ def azurite(folder: Path, ca: Path | None = None) -> Iterator[Mapping[str, str]]
     finally:
         server.kill()
         server.wait()
-
-
-def signature(permissions: str) -> str:
-    """The query of a shared access signature for the container `bucket`, as its owner makes one."""
-    expiry = "2099-01-01T00:00:00Z"
-    resource = f"/blob/{AZURITE_ACCOUNT}/bucket"
-    fields = (permissions, "", expiry, resource, "", "", "", VERSION, "c", "", "", "", "", "", "", "")
-    digest = hmac.new(base64.b64decode(AZURITE_KEY), "\n".join(fields).encode(), "sha256").digest()
-    signed = {"sp": permissions, "se": expiry, "sv": VERSION, "sr": "c"}
-    return urlencode({**signed, "sig": base64.b64encode(digest).decode()})
 
 
 def login_token() -> str:

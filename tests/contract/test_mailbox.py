@@ -307,6 +307,10 @@ def test_secrets_and_addresses_are_in_no_mail_and_go_when_they_are_read() -> Non
                 assert PLANTED.encode() not in content, name
                 assert b"X-Amz-Signature" not in content, name
         assert not [name for name in harness.contents() if "/once/" in name], "it was read and stays"
+        many = [Job(AttemptId(f"t.{number}"), command, 60.0) for number in range(1, WINDOW)]
+        await asyncio.gather(*map(channel.start, many))
+        ends = await asyncio.gather(*(channel.ended(job.id) for job in many))
+        assert {end.exit_code for end in ends} == {0}, "a secret was removed before it was read"
         await harness.sweep()
 
     try:

@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from evalfleet.channels.mail.boxes import LONGEST_S, Mailboxes, MailPilot, MailStore
+from evalfleet.channels.mail.boxes import Mailboxes, MailPilot, MailStore
+from evalfleet.channels.mail.lines import ADDRESSES_S
 from evalfleet.channels.supervisor.pilot import RESTARTED
 from evalfleet.errors import PlaceError
 from evalfleet.mirror import open_bucket
@@ -147,7 +148,7 @@ def test_mailboxes_of_a_home_are_listed_and_removed_with_all_that_is_in_them(tmp
 
 def test_a_machine_whose_life_outlasts_its_addresses_is_refused(tmp_path: Path) -> None:
     with s3.serving() as url, pytest.raises(PlaceError, match="outlasts its addresses") as refused:
-        asyncio.run(s3_boxes(tmp_path, url).make(MACHINE, LONGEST_S, 1.0))
+        asyncio.run(s3_boxes(tmp_path, url).make(MACHINE, ADDRESSES_S, 1.0))
     assert not refused.value.transient
 
 

@@ -42,7 +42,7 @@ from evalfleet.model import MachineId
 from evalfleet.ports import Bucket, Fence, PlaceContext
 
 from .channel import MailChannel
-from .lines import LINES_AHEAD, Mail, StoreMail, first_uses, signed
+from .lines import ADDRESSES_S, LINES_AHEAD, Mail, StoreMail, first_uses, signed
 
 log = logging.getLogger(__name__)
 MAIL_SILENT_S, MAIL_LOST_S = 60.0, 900.0
@@ -55,8 +55,6 @@ ABOUT = "about"
 """Below this name is an object for each mailbox, which says whose it is."""
 ABOUT_BYTES = 1 << 16
 PROBE = ".evalfleet-probes"
-LONGEST_S = 7 * 86_400.0
-"""S3 and Azure sign addresses for no longer than a week."""
 SPARE_S = 900.0
 """Addresses outlast their machine by so much: its last words are written, and clocks differ."""
 GONE = 1.4
@@ -245,10 +243,10 @@ class Mailboxes:
         `kvm`: it leaves, with exit code NO_KVM, where no virtual machine can be made.
         """
         seconds = life_s + queue_s + SPARE_S
-        if seconds > LONGEST_S:
+        if seconds > ADDRESSES_S:
             raise PlaceError(
                 f"{machine} may wait and run for {life_s + queue_s:g} s, which outlasts its addresses in the "
-                f"mailbox ({LONGEST_S - SPARE_S:g} s); set shorter times",
+                f"mailbox ({ADDRESSES_S - SPARE_S:g} s); set shorter times",
                 transient=False,
                 scope="place",
             )

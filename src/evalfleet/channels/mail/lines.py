@@ -39,8 +39,8 @@ LINES_AHEAD = 16
 """A machine has the addresses of the first objects of so many lines that are not open yet."""
 INPUTS_AHEAD = 4
 """It has those of so many objects that come next on a line."""
-ADDRESSES_S = 6 * 86_400.0
-"""How long the addresses last that a line brings. S3 and Azure sign for a week at most."""
+ADDRESSES_S = 7 * 86_400.0 - 300.0
+"""How long addresses last at most. S3 and Azure sign for a week, and clocks differ."""
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -194,6 +194,8 @@ class MailTransport(asyncio.WriteTransport):
         self._pace = Pace(*mail.pace_s)
         self._written = self._acknowledged = self._read = self._told_read = 0
         self._rubbish: list[str] = []
+        self._unread_once: dict[int, str] = {}
+        """By number: objects below `once` that the machine has not said to have read, and so removed."""
         self._closing = self._half = self._said_half = self._over = False
         self._may_read = asyncio.Event()
         self._may_read.set()
@@ -267,6 +269,7 @@ class MailTransport(asyncio.WriteTransport):
             first = await self._patiently(self._mail.read, self._first)
             if first is not None:
                 await self._write_one({"end": True})
+        self._rubbish += self._unread_once.values()
         await self._remove(0)
         self.abort()
 
@@ -289,7 +292,7 @@ class MailTransport(asyncio.WriteTransport):
             addresses = await self._patiently(self._next_addresses, number)
             if addresses or piece.is_secret:
                 await self._write_object(once_of(name), {"urls": addresses}, payload)
-                self._rubbish.append(once_of(name))  # should the machine not get so far
+                self._unread_once[number] = once_of(name)
                 header, written = {**header, "once": True}, b""
             else:
                 written = payload
@@ -367,6 +370,8 @@ class MailTransport(asyncio.WriteTransport):
                 for number in range(max(self._acknowledged, 1) + 1, min(acknowledged, self._written) + 1)
             ]
             self._acknowledged = max(self._acknowledged, min(acknowledged, self._written))
+            for number in [number for number in self._unread_once if number <= self._acknowledged]:
+                del self._unread_once[number]
             await self._remove(REMOVE_AT)
             if payload:
                 if not is_beat(payload):

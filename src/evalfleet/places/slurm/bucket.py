@@ -10,7 +10,8 @@ from urllib.parse import unquote, urlsplit
 
 from msgspec import structs
 
-from evalfleet.channels.mail.boxes import LONGEST_S, SPARE_S, Mailboxes, MailStore, PilotMarks
+from evalfleet.channels.mail.boxes import SPARE_S, Mailboxes, MailStore, PilotMarks
+from evalfleet.channels.mail.lines import ADDRESSES_S
 from evalfleet.errors import PlaceError, RequestError
 from evalfleet.model import MachineId
 from evalfleet.ports import Check, PlaceContext
@@ -58,7 +59,7 @@ class BucketMail:
     @property
     def max_queue_s(self) -> float:
         """A job that waits for longer has addresses that do not last for its machine's life."""
-        longest_s = LONGEST_S - self._settings.time_limit_s - 2 * SPARE_S
+        longest_s = ADDRESSES_S - self._settings.time_limit_s - 2 * SPARE_S
         return longest_s if self._settings.queue_s is None else self._settings.queue_s
 
     async def script(self, machine: MachineId, life_s: float) -> str:
@@ -149,10 +150,10 @@ def bucket_mail(name: str, settings: SlurmSettings, context: PlaceContext, owner
             f"place {name!r}: mailbox {url!r} needs {', '.join(lacking)}; set them, or use .env"
         )
     most_s = settings.time_limit_s + (settings.queue_s or 0.0)
-    if most_s + 2 * SPARE_S > LONGEST_S:
+    if most_s + 2 * SPARE_S > ADDRESSES_S:
         raise RequestError(
             f"place {name!r}: jobs may wait and run for {most_s:g} s, and signed addresses last "
-            f"{LONGEST_S:g} s; lower `time_limit_s` or `queue_s`"
+            f"{ADDRESSES_S:g} s; lower `time_limit_s` or `queue_s`"
         )
     secret = context.environ["AWS_SECRET_ACCESS_KEY"]
     store = MailStore(context.open_bucket(url.rstrip("/"), context.environ), secret)
