@@ -385,7 +385,7 @@ class Way(NamedTuple):
 
 def forecasts(ways: Sequence[Way], draws: int = DRAWS) -> list[Forecast]:
     """Return the ranges of each way. Each has the same luck, so that chance does not decide between them."""
-    ranges = [_forecast(way, [draw(way, seed) for seed in range(draws)]) for way in ways]
+    ranges = [_forecast(way, [*map(_Runs(way).draw, range(draws))]) for way in ways]
     return [replace(each, best=_is_best(each, ranges)) for each in ranges]
 
 
@@ -415,7 +415,7 @@ def _is_best(forecast: Forecast, others: Sequence[Forecast]) -> bool:
 
 def draw(way: Way, seed: int) -> Draw:
     """Return one run of the plan, drawn at random."""
-    return _DrawnRun(way, seed).run()
+    return _Runs(way).draw(seed)
 
 
 @dataclass(eq=False)
@@ -436,19 +436,22 @@ class _Worker:
 NO_TASK = -1
 
 
-class _DrawnRun:
-    """One run: slots of machines take tasks in the order in which they become free."""
+class _Runs:
+    """The runs of one way, drawn one after another: slots take tasks in the order in which they are free."""
 
-    def __init__(self, way: Way, seed: int) -> None:
-        self._plan, self._tasks, self._option, self._chances = way
+    def __init__(self, way: Way) -> None:
+        self._plan, tasks, self._option, self._chances = way
+        self._expected = [(*self._chances.tasks[task.id], task.limit_s) for task in tasks]
+        self._needs = own_needs(self._plan, tasks)
+        self._alike = not any(self._needs)
+        self._all_orders = orders(self._plan.schedule, tasks, self._option.workers)
+        self._offers = machines_of(self._option.offers, self._plan, tasks, self._option.workers)
+
+    def draw(self, seed: int) -> Draw:
         self._rng = random.Random(seed)
-        self._models_rng = random.Random(f"models {seed}")
         self._seconds = self._draw_durations()
         self._day = self._rng.random()
-        self._needs = own_needs(self._plan, self._tasks)
-        self._orders = [
-            order[::-1] for order in orders(self._plan.schedule, self._tasks, self._option.workers)
-        ]
+        self._orders = [order[::-1] for order in self._all_orders]
         self._free: list[tuple[float, int, _Worker, int, bool]] = []
         """When a slot is free, the task whose attempt ended then, and whether it was scored."""
         self._count = count()
@@ -457,22 +460,26 @@ class _DrawnRun:
         self._evictions = self._scored = 0
         self._emptied_at = 0.0
         """When the last task was taken."""
+        last = self._run()
+        machines_usd, models_usd = self._machines_usd(last), self._models_usd(seed)
+        return Draw(last, machines_usd, models_usd, self._evictions, self._scored == len(self._seconds))
 
     def _draw_durations(self) -> list[float]:
-        rng, chances = self._rng, self._chances
-        pace = math.exp(chances.shared * rng.gauss(0.0, 1.0))
+        gauss, exp = self._rng.gauss, math.exp
+        pace = exp(self._chances.shared * gauss(0.0, 1.0))
         low, high = GUESSED_SHARE
-        guess = math.exp(rng.uniform(math.log(low), math.log(high)))
-        durations: list[float] = []
-        for task in self._tasks:
-            middle, spread, basis = chances.tasks[task.id]
-            seconds = middle * (guess if basis == "guess" else pace) * math.exp(rng.gauss(0.0, spread))
-            durations.append(min(max(LEAST_S, seconds), task.limit_s))
-        return durations
+        guess = exp(self._rng.uniform(math.log(low), math.log(high)))
+        return [
+            min(
+                max(LEAST_S, middle * (guess if basis == "guess" else pace) * exp(gauss(0.0, spread))),
+                limit_s,
+            )
+            for middle, spread, basis, limit_s in self._expected
+        ]
 
-    def run(self) -> Draw:
-        offers = machines_of(self._option.offers, self._plan, self._tasks, self._option.workers)
-        canary = self._plan.limits.canary
+    def _run(self) -> float:
+        """Return when the last attempt ended."""
+        canary, offers = self._plan.limits.canary, self._offers
         self._ask_for(range(1 if canary else len(offers)), offers, 0.0)
         last = 0.0
         while self._free:
@@ -490,13 +497,7 @@ class _DrawnRun:
                 self._start(worker, next_task, now)
             elif task == NO_TASK:  # it came too late
                 worker.until = max(worker.asked_at, min(now, self._emptied_at))
-        return Draw(
-            last,
-            self._machines_usd(last),
-            self._models_usd(),
-            self._evictions,
-            self._scored == len(self._tasks),
-        )
+        return last
 
     def _ask_for(self, lanes: range, offers: Sequence[Offer], now: float) -> None:
         """Ask for machines, as many a minute as their places allow."""
@@ -530,6 +531,8 @@ class _DrawnRun:
     def _take(self, worker: _Worker) -> int:
         """Take the next task that the machine has everything for out of its order."""
         order = self._order(worker)
+        if self._alike:
+            return order.pop() if order else NO_TASK
         for place in range(len(order) - 1, -1, -1):
             if does(worker.offer, self._needs[order[place]]):
                 return order.pop(place)
@@ -570,9 +573,9 @@ class _DrawnRun:
             if worker.until > worker.billed_from
         )
 
-    def _models_usd(self) -> float | None:
-        """Return what all attempts cost at their models; None if that is unknown."""
-        chances, rng, attempts = self._chances, self._models_rng, sum(self._tries.values())
+    def _models_usd(self, seed: int) -> float | None:
+        """Return what all attempts cost at their models, alike in each way; None if that is unknown."""
+        chances, rng, attempts = self._chances, random.Random(f"models {seed}"), sum(self._tries.values())
         if chances.model_usd:
             return math.exp(rng.gauss(0.0, 0.1)) * sum(rng.choices(chances.model_usd, k=attempts))
         return None if chances.model_range is None else attempts * rng.uniform(*chances.model_range)

@@ -87,7 +87,7 @@ def load(options: Options, home: HomeFacts) -> Inputs:
         if benchmark.tasks_missing:
             raise RequestError(benchmark.tasks_missing)
         among, past = earlier_tasks(request, home.tasks), past_of(options.home, benchmark.name)
-    loads = home.loads(past) if flags.right_size else {}
+    loads: Mapping[str, DomainLoad] = home.loads(past) if flags.right_size else {}
     return Inputs(
         benchmark, given.benchmark, given.places, given.free, among, past, loads, home.pool, home.names
     )
