@@ -20,11 +20,10 @@ from evalfleet.places.vm.settings import (
 )
 from evalfleet.ports import PlaceContext
 
-from .registry import registry_problems
-
 IMAGE = "canonical:ubuntu-24_04-lts:server:latest"
 CONTAINER_IMAGE = "microsoft-dsvm:ubuntu-hpc:2404:latest"
 """Of nodes that run containers: one that Batch says to be able to."""
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ACCOUNT = re.compile(r"[a-z0-9]{3,24}\.[a-z][a-z0-9]*")
 _IMAGE_ID = re.compile(r"/subscriptions/[^/]+/resourceGroups/.+/images/.+", re.IGNORECASE)
 _REFERENCE = re.compile(r"[\w.-]+(:\d+)?(/[\w.-]+)*(:[\w.-]+)?(@sha256:[0-9a-f]{64})?")
@@ -178,10 +177,22 @@ def _problems(settings: AzureBatchSettings) -> list[str]:
             'nodes without public addresses cannot be reached from here: set reach = "mailbox", by which '
             "they ask for their work in a storage account, or `jump` to a host that reaches them"
         )
-    found += [*_mailbox_problems(settings), *registry_problems(settings)]
+    found += [*_mailbox_problems(settings), *_registry_problems(settings)]
     if not settings.public_ip and not settings.subnet:
         found.append("public_ip = false needs `subnet`: Batch makes such nodes in a network of yours only")
     return found
+
+
+def _registry_problems(settings: AzureBatchSettings) -> list[str]:
+    """Return what is wrong with the registry's settings. A password in place of its name is not shown."""
+    problems: list[str] = []
+    if settings.registry_password and not _VARIABLE.fullmatch(settings.registry_password):
+        problems.append("`registry_password` is the name of a variable, never the password itself")
+    if bool(settings.registry_password) != bool(settings.registry_user):
+        problems.append("a registry needs `registry_user` with `registry_password`")
+    if settings.registry_user and not settings.container:
+        problems.append("`registry_user` needs `container`: anyone could read a password in the start task")
+    return problems
 
 
 def _mailbox_problems(settings: AzureBatchSettings) -> list[str]:

@@ -32,6 +32,7 @@ V2_MARK = "check_setup.py"
 """Beside the client of WindowsAgentArena-V2, which we do not run, and of no other that we know."""
 ENVIRONMENT = "EVALFLEET_WAA"
 FILE = "config.json"
+PROGRAM = "program"
 POINTER = "~/.evalfleet-waa"
 """Says where our folder is to those who know nothing of the settings."""
 

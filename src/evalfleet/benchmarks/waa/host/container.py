@@ -7,7 +7,8 @@ import os
 import time
 
 from . import guest, vm
-from .config import CONTAINER, FILE, INSTALLER, MODELS, POINTER, PORTS
+from .config import CONTAINER, FILE, INSTALLER, MODELS, POINTER, PROGRAM
+from .golden import restore
 from .shell import Failed, as_root, replace_file, run, say
 
 TYPE_CHECKING = False
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from .config import HostConfig
     from .docker import Docker
 
-PROGRAM = "program"
 START_S = 600.0
 GLANCE_S = 20.0
 SYNC_S = 600.0
@@ -104,8 +104,6 @@ def reset(config: HostConfig, engine: Docker, deep: bool = True) -> None:
     if not deep and not config.layered and _restarted(config, engine):
         say(f"Windows was restarted in {time.monotonic() - begun:.1f} s")
     else:
-        from .golden import restore
-
         engine.remove(CONTAINER)
         restore(config)
         step_container(config, engine)
@@ -116,8 +114,6 @@ def reset(config: HostConfig, engine: Docker, deep: bool = True) -> None:
 
 def rest(config: HostConfig, engine: Docker) -> None:
     """Nothing runs, and storage is golden's: neither what attempts did nor a half-written disk is kept."""
-    from .golden import restore
-
     engine.remove(CONTAINER)
     restore(config)
     mark_clean(config)
@@ -132,21 +128,6 @@ def _restarted(config: HostConfig, engine: Docker) -> bool:
     if not engine.try_("restart", "-t", "0", CONTAINER, timeout_s=300.0).ok:
         return False
     return guest.await_answer(time.monotonic() + config.restart_s, vm.VmWatch(engine, CONTAINER).look)
-
-
-def leave_program(config: HostConfig) -> None:
-    """`cd ~/evalfleet-waa/program && python3 -m waa.host reset` works after the job is gone, too."""
-    import shutil
-
-    here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    target = os.path.join(config.data, PROGRAM)
-    if os.path.realpath(os.path.dirname(here)) != os.path.realpath(target):
-        shutil.rmtree(target, ignore_errors=True)
-        shutil.copytree(here, os.path.join(target, "waa"), ignore=shutil.ignore_patterns("__pycache__"))
-    replace_file(
-        os.path.join(config.data, FILE), json.dumps({**config.given, "container": CONTAINER, "ports": PORTS})
-    )
-    replace_file(os.path.expanduser(POINTER), config.data + "\n")
 
 
 def _read(path: str) -> str:
