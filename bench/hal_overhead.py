@@ -1,11 +1,9 @@
-"""What a HAL task costs beyond its agent's own work, on a warm machine, beside HAL's own local runner."""
+"""What a HAL task costs beyond its agent's own work, on a warm machine."""
 
 from __future__ import annotations
 
 import json
 import os
-import resource
-import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,10 +14,9 @@ from evalfleet.model import SECOND
 
 from .hosts import records
 from .result import Figures, Result, below, rounded
-from .workspace import EVALFLEET, Workspace, await_end, environment, heir, inherited
+from .workspace import EVALFLEET, Workspace, await_end, heir, inherited
 
 FEW, MANY = 5, 40
-PEER_FEW, PEER_MANY = 2, 10
 LIMIT_S = 900.0
 BENCHMARK = "corebench_easy"
 AGENT = '''
@@ -40,14 +37,9 @@ COUNTED = (
     "attempt's start to its end by the journal; each less what the agent's function took itself; one local "
     f"machine, the difference of {MANY} and {FEW} tasks, so that what a run costs once is not in it"
 )
-PEER_COUNTED = (
-    f"the same agent and tasks ({BENCHMARK} of HAL_REPO, by HAL_PYTHON) by hal-eval, one after another, W&B "
-    "off: CPU of it and of what it started, seconds by its own _WALL_CLOCK_TIMES; each less what the agent's "
-    f"function took itself, CPU by the difference of {PEER_MANY} and {PEER_FEW} tasks"
-)
 
 
-class Peer(NamedTuple):
+class Hal(NamedTuple):
     """A checkout of hal-harness with its own Python."""
 
     repo: Path
@@ -59,11 +51,11 @@ def run(quick: bool) -> Result:
     # machines start `python3`, and here that may be a script which looks for one (pyenv)
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     repo, python = os.environ.get("HAL_REPO"), os.environ.get("HAL_PYTHON")
-    peer = Peer(Path(repo).resolve(), os.path.abspath(python)) if repo and python else None
+    hal = Hal(Path(repo).resolve(), os.path.abspath(python)) if repo and python else None
     with heir() as possible:
         if not possible:
             return Result("hal-overhead", {"error": "only Linux tells the CPU of orphans"}, {})
-        low, high = _run(few, peer), _run(many, peer)
+        low, high = _run(few, hal), _run(many, hal)
     figures: Figures = {
         "cpu_s_a_task": rounded((high["cpu_s"] - low["cpu_s"]) / (many - few)),
         "s_a_task": rounded(high["seconds"]),
@@ -72,15 +64,15 @@ def run(quick: bool) -> Result:
         "counted": COUNTED,
     }
     aims = {"cpu_s_a_task": below(figures["cpu_s_a_task"], 0.3), "s_a_task": below(figures["s_a_task"], 1.0)}
-    return Result("hal-overhead", figures, aims, {"hal_local_runner": _measured(peer)})
+    return Result("hal-overhead", figures, aims)
 
 
-def _run(tasks: int, peer: Peer | None) -> Figures:
+def _run(tasks: int, hal: Hal | None) -> Figures:
     """On HAL's own tasks if there is a checkout, else on as many from a file."""
     with Workspace() as space:
         settings = [f"agent_dir={_agent(space)}"]
-        if peer is not None:
-            settings += [f"hal_repo={peer.repo}", f"hal_python={peer.python}", f"agent_python={peer.python}"]
+        if hal is not None:
+            settings += [f"hal_repo={hal.repo}", f"hal_python={hal.python}", f"agent_python={hal.python}"]
             settings += [f"benchmark={BENCHMARK}", "gpu_tasks=run"]
         else:
             given = {f"t_{n}": {"prompt": "p", "answer": "done"} for n in range(tasks)}
@@ -125,43 +117,3 @@ def _attempt_seconds(space: Workspace) -> float:
             case _:
                 pass
     return total
-
-
-# -- HAL's own -------------------------------------------------------------------------------------
-
-
-def _measured(peer: Peer | None) -> Figures:
-    if peer is None:
-        return {"error": "set HAL_REPO and HAL_PYTHON to a checkout of hal-harness and its Python"}
-    with Workspace() as space:
-        agent = _agent(space)
-        low, high = (_hal_eval(space, peer, agent, tasks) for tasks in (PEER_FEW, PEER_MANY))
-        return {
-            "cpu_s_a_task": rounded((high["cpu_s"] - low["cpu_s"]) / (PEER_MANY - PEER_FEW)),
-            "s_a_task": rounded(high["seconds"]),
-            "counted": PEER_COUNTED,
-        }
-
-
-def _hal_eval(space: Workspace, peer: Peer, agent: Path, tasks: int) -> Figures:
-    run = f"overhead_{tasks}"
-    called = ("--agent_name", "own", "--agent_dir", str(agent), "--agent_function", "main.run")
-    words = ("--benchmark", BENCHMARK, *called, "--max_tasks", str(tasks), "--run_id", run)
-    path = f"{Path(peer.python).parent}{os.pathsep}{os.environ['PATH']}"  # it runs agents by `python`
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run(  # without W&B it ends with 1, once the agents have run
-        [peer.python, "-m", "hal.cli", *words, "--results_dir", str(space.folder / "results")],
-        cwd=peer.repo,
-        env=environment(PATH=path, WEAVE_DISABLED="true", WANDB_MODE="disabled"),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    folder = space.folder / "results" / BENCHMARK / run
-    own = _own(folder.glob("*/own.json"), tasks)
-    lines = (folder / f"{run}_WALL_CLOCK_TIMES.jsonl").read_text().splitlines()
-    seconds = sum(json.loads(line)["wall_clock_time"] for line in lines)
-    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return {"cpu_s": cpu_s - own["cpu_s"], "seconds": (seconds - own["seconds"]) / tasks}
