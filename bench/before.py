@@ -28,9 +28,13 @@ MEASURED: dict[str, dict[str, tuple[str, ...]]] = {
     "recovery": {"first_attach": ("attach", "first_attach_s")},
     "dispatch": {"controller_and_supervisors": ("controller_and_supervisors_ms",)},
     "ssh-dispatch": {"true_command": ("true", "command_s"), "sleep_command": ("sleep", "command_s")},
+    "lost-host": {
+        "power_loss": ("power_loss", "others_busy", "median_s"),
+        "partition": ("partition", "others_busy", "median_s"),
+    },
     "sim-scale": {"simulated": ("100000_tasks_on_1000_machines", "cpu_s")},
 }
-"""Benchmark -> figures of it that are compared; recovery's is a time, the others are CPU."""
+"""Benchmark -> figures of it that are compared; those of recovery and lost-host are times, the others CPU."""
 STARTS = {"help": "--help", "ls": "ls"}
 """Commands whose start is measured: its CPU time is nearly all that they take."""
 ROUNDS = 50
