@@ -8,11 +8,10 @@ unprivileged user or the first process of a container, and a fork bomb only in a
 back. So some are not run where attempts are not isolated. Each has a deadline; what takes longer is `stuck`.
 Containers are those of a real podman, where there is one.
 
-Machines that attack their controller: forged parcels and answers, through the real channel to the disk.
-
 Tasks that want another try: a run whose tasks may have one attempt each, and what came of them.
 
-Then everything that a host can send is fuzzed for ten minutes.
+Then everything that a host can send is fuzzed for ten minutes. tests/integration/test_hostile_machine.py has
+what machines do to their controller.
 """
 
 from __future__ import annotations
@@ -30,27 +29,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from evalfleet.benchmarks.containers import ContainerSettings, image_step, in_container
-from evalfleet.channels.mail.folder import FolderClerk, FolderMail
-from evalfleet.channels.mail.lines import empty_mail, open_mail
 from evalfleet.channels.supervisor.files import read_file
-from evalfleet.errors import ChannelError, FleetError
+from evalfleet.errors import FleetError
 from evalfleet.model import AttemptId, Bundle, Command, Isolation, Job, MachineId, Needs
 from evalfleet.places.local import LocalPlace, LocalSettings
 from evalfleet.ports import Channel, Fence
 from standins.podman import LIMITS, lacking, podman_with
-from tests import parcels
-from tests.integration.test_hostile_machine import (
-    JOB,
-    NONSENSE,
-    channel_to,
-    civil,
-    fetched,
-    line,
-    streamed,
-)
 
 from . import fuzz
-from .fuzz_mail import HEADER, mailed
 from .result import Figures, Result, at_least, at_most, rounded
 
 SECRET = "sk-victim-4f1d9c"
@@ -206,9 +192,6 @@ def run(quick: bool) -> Result:
         for name, outcome in outcomes.items():
             rows.setdefault(name, {})[kind] = outcome
         figures |= {f"{kind}_{word}": _count(word, outcomes) for word in (*WORDS, "not_run")}
-    forged = {} if quick else _forged()
-    figures |= {f"machine_{word}": _count(word, forged) for word in ("touched", "harmed", "stuck")}
-    rows |= {name: {"machine": outcome} for name, outcome in forged.items()}
     figures |= {"attacks": len(rows), "seconds": rounded(time.monotonic() - begun), "outcomes": rows}
     if cannot:
         figures["container_not_tried"] = cannot
@@ -219,9 +202,6 @@ def run(quick: bool) -> Result:
         for word in (*WORDS, "not_run")
     }
     aims |= {f"none_{word}": at_most(figures[f"none_{word}"], 0) for word in ("rerolled", "remained")}
-    aims |= {
-        f"machine_{word}": at_most(figures[f"machine_{word}"], 0) for word in ("touched", "harmed", "stuck")
-    }
     if not quick:
         aims["attacks"] = at_least(len(rows), 60)
     fuzzed = fuzz.run(quick)
@@ -419,113 +399,6 @@ def _alive(nap: str) -> bool:
             if path.read_bytes().rstrip(b"\0").split(b"\0")[-1] == wanted:
                 return True
     return False
-
-
-# -- machines that attack their controller -------------------------------------------------------------
-
-
-def _forged() -> dict[str, str]:
-    found = {f"parcel: {name}": _unpacked(name) for name in sorted(parcels.forged(Path("/x/victim")))}
-    end = {"push": "ended", "job": JOB, "reason": "exited", "exit_code": 0, "result": '{"score": 1}'}
-    said = {
-        **NONSENSE,
-        "a newer controller": line(n=1, error="stale", detail="epoch 999999999"),
-        "an end before the start": line(**end),
-        "ends of jobs that nobody started": b"".join(line(**{**end, "job": f"o.{n}"}) for n in range(5000)),
-        "a line without end": b"x" * (64 << 20),
-    }
-    for when in ("hello", "start"):
-        found |= {f"answer to {when}: {what}": _said(when, said[what]) for what in sorted(said)}
-    found |= {f"mailbox: {folder} is a link": _planted(folder) for folder in ("new", "in", "out")}
-    return found
-
-
-def _unpacked(name: str) -> str:
-    """A parcel, as a message, as a stream and as mail: does a file of the controller's user stay so?"""
-    with tempfile.TemporaryDirectory(prefix="evalfleet-hostile-") as top:
-        home = Path(top, "home")
-        home.mkdir()
-        (home / ".bashrc").write_text("precious\n")
-        before = parcels.seen(home)
-        parcel = parcels.forged(home / ".bashrc")[name]
-        for way in ("a", "b", "c"):
-            into = Path(top, way, "t.0")
-            into.parent.mkdir()
-            try:
-                if way == "a":
-                    asyncio.run(asyncio.wait_for(fetched(parcel, into), DEADLINE_S))
-                elif way == "b":
-                    streamed(parcel, into, 7)
-                else:
-                    _mailed(parcel, into)
-                parcels.check_home(into)
-            except TimeoutError:
-                return "stuck"
-            except AssertionError:
-                return "touched"
-            except Exception as err:
-                return f"harmed, {type(err).__name__}: {err}"
-        outside = {path.name for path in Path(top).iterdir()} != {"home", "a", "b", "c"}
-        return "touched" if outside or parcels.seen(home) != before else "held"
-
-
-def _mailed(parcel: bytes, into: Path) -> None:
-    halves = (parcel[: len(parcel) // 2], parcel[len(parcel) // 2 :])
-    with contextlib.suppress(ChannelError, OSError):
-        asyncio.run(asyncio.wait_for(mailed([HEADER + half for half in halves], "pack", into), DEADLINE_S))
-
-
-def _planted(folder: str) -> str:
-    """A mailbox of which this folder leads to the home of whoever empties it."""
-
-    async def use(mail: FolderMail) -> None:
-        transport = await open_mail(mail, "key", asyncio.Protocol())
-        transport.write(b"hello\n")
-        with contextlib.suppress(TimeoutError):  # it tries again and again, or was let in
-            async with asyncio.timeout(0.2):
-                await transport.ended.wait()
-        transport.abort()
-        await empty_mail(mail)
-
-    with tempfile.TemporaryDirectory(prefix="evalfleet-hostile-") as top:
-        home, mailbox = Path(top, "home"), Path(top, "mail")
-        home.mkdir()
-        mailbox.mkdir()
-        (home / "0000000001").write_text("precious")
-        (mailbox / folder).symlink_to(home)
-        before = parcels.seen(home)
-        try:
-            asyncio.run(
-                asyncio.wait_for(use(FolderMail(FolderClerk(), str(mailbox), (0.01, 0.01))), DEADLINE_S)
-            )
-        except TimeoutError:
-            return "stuck"
-        except OSError:
-            pass  # not now, perhaps later
-        return "held" if parcels.seen(home) == before else "touched"
-
-
-def _said(when: str, data: bytes) -> str:
-    """What is said instead of an answer: it must end in an error of the machine's, or in nothing."""
-
-    async def listen(into: Path) -> None:
-        def answers(message: dict[str, Any]) -> list[bytes] | None:
-            return [data, *civil(message)] if message["op"] == when else None
-
-        async with channel_to(answers) as (channel, _, _):
-            await channel.start(Job(JOB, Command(("true",)), 1.0))
-            await channel.collect(JOB, into)
-
-    with tempfile.TemporaryDirectory(prefix="evalfleet-hostile-") as top:
-        try:
-            asyncio.run(asyncio.wait_for(listen(Path(top, "run", "t.0")), DEADLINE_S))
-        except FleetError:
-            return "held"
-        except TimeoutError:
-            return "stuck"
-        except Exception as err:
-            return f"harmed, {type(err).__name__}: {err}"
-        return "held"
 
 
 # -- tasks that want another try -----------------------------------------------------------------------
