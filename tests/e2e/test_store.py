@@ -473,7 +473,7 @@ def test_files_that_are_damaged_or_gone_in_the_store_are_told_in_one_line_and_no
     assert refused.code == 2, refused
     told = [line for line in refused.err.splitlines() if says in line]
     assert len(told) == 1, refused.err
-    assert refused.err.count("\n") == 2, "that, and whose run it was"
+    assert refused.err.count("\n") == 3, "that, whose run it was, and what is left of it"
     assert other.state().ended_at is None
     assert not list((other.home / "r" / ".files").glob("*")), "nothing of it is kept"
     archive.write_bytes(whole)

@@ -441,7 +441,7 @@ class _Runs:
 
     def __init__(self, way: Way) -> None:
         self._plan, tasks, self._option, self._chances = way
-        self._expected = [(*self._chances.tasks[task.id], task.limit_s) for task in tasks]
+        self._expected = [(self._chances.tasks[task.id], task.limit_s) for task in tasks]
         self._needs = own_needs(self._plan, tasks)
         self._alike = not any(self._needs)
         self._all_orders = orders(self._plan.schedule, tasks, self._option.workers)
@@ -469,13 +469,11 @@ class _Runs:
         pace = exp(self._chances.shared * gauss(0.0, 1.0))
         low, high = GUESSED_SHARE
         guess = exp(self._rng.uniform(math.log(low), math.log(high)))
-        return [
-            min(
-                max(LEAST_S, middle * (guess if basis == "guess" else pace) * exp(gauss(0.0, spread))),
-                limit_s,
-            )
-            for middle, spread, basis, limit_s in self._expected
-        ]
+        drawn = (
+            (middle * (guess if basis == "guess" else pace) * exp(gauss(0.0, spread)), limit_s)
+            for (middle, spread, basis), limit_s in self._expected
+        )
+        return [min(max(LEAST_S, seconds), limit_s) for seconds, limit_s in drawn]
 
     def _run(self) -> float:
         """Return when the last attempt ended."""
