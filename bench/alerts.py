@@ -28,6 +28,8 @@ from evalfleet.model import (
     AttemptId,
     Broken,
     Cause,
+    Cost,
+    Lifetime,
     Limits,
     MachineId,
     Micros,
@@ -69,7 +71,7 @@ class Replay:
         limits = Limits(workers=2, attempts=3, budget_usd=BUDGET_USD)
         self.tell(ev.RunPlanned(Plan("r", "b", ("cloud",), limits=limits, home="abcdef"), 40))
         self.tell(ev.TasksPlanned(tuple(Task(TaskId(f"t_{n}")) for n in range(40))))
-        offer = Offer("cloud", "D4", "east", 0.36, queues=queued)
+        offer = Offer("cloud", "D4", "east", cost=Cost(usd_per_hour=0.36), life=Lifetime(queues=queued))
         for n, machine in enumerate(self.machines):
             self.tell(ev.MachineRequested(machine, f"worker-{n + 1}", offer, after(self.now, 3 * 86_400)))
             if ready:

@@ -48,6 +48,7 @@ from evalfleet.model import (
     AttemptId,
     Broken,
     Cause,
+    Cost,
     Limits,
     MachineId,
     Micros,
@@ -227,7 +228,7 @@ def _beginning(name: str, size: int) -> Iterator[Event]:
     yield ControllerStarted("host", 1, "0")
     for n in range(MACHINES):
         expires = after(time.time_ns() // 1000, 14_400)
-        offer = Offer("cloud", "D4", "east", 0.2)
+        offer = Offer("cloud", "D4", "east", cost=Cost(usd_per_hour=0.2))
         yield MachineRequested(_machine(name, n), f"worker-{n + 1}", offer, expires)
         yield MachineUp(_machine(name, n), timings={"boot": 30.0})
         yield MachineReady(_machine(name, n), timings={"install": 5.0})

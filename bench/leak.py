@@ -496,18 +496,18 @@ class Life:
         self._phase.value = 1
         await asyncio.gather(*map(self._create, MACHINES))
         self._phase.value = 2
-        await (self._await_start() if self._offer.queues else self._use())
+        await (self._await_start() if self._offer.life.queues else self._use())
         await self._place.list("pool")
         self._phase.value = 3
         await asyncio.gather(*(self._place.delete(machine) for machine in MACHINES))
-        while await self._place.list("pool") and self._offer.queues:
+        while await self._place.list("pool") and self._offer.life.queues:
             pass
         self._phase.value = 4
 
     async def _use(self) -> None:
         """They are looked at and extended, and one is stopped and started."""
         await self._place.list("pool")
-        if self._offer.extendable:
+        if self._offer.life.extendable:
             assert isinstance(self._place, Extendable)
             await asyncio.gather(
                 *(_tried(self._place.extend(machine, self._lease_s())) for machine in MACHINES)
@@ -524,12 +524,12 @@ class Life:
     async def _create(self, machine: MachineId) -> None:
         """A virtual machine is given up, since SSH does not reach it: all is asked for by then."""
         work = self._place.create(machine, self._offer, self._lease_s())
-        await (work if self._offer.queues else _tried(work))
+        await (work if self._offer.life.queues else _tried(work))
 
     def _lease_s(self) -> float:
         """As the engine does it: the expiry is decided first, and the place is given a little less."""
         self._expires_at.value = time.time() + LEASE_S
-        return LEASE_S - min(CALL_MARGIN_S, self._offer.teardown_s / 4)
+        return LEASE_S - min(CALL_MARGIN_S, self._offer.life.teardown_s / 4)
 
 
 async def _tried(work: Awaitable[None]) -> None:

@@ -62,8 +62,8 @@ def run(quick: bool) -> Result:
 def _export(path: Path, spans: list[Span], offer: Offer, home: str) -> None:
     """The machine itself is what is left of an offer's price when its disk and address are paid."""
     kinds = {"vm": "Virtual Machines", "disk": "Storage", "address": "Virtual Network"}
-    idle = offer.idle_usd_per_hour
-    rates = {"vm": offer.usd_per_hour - idle, "disk": 0.8 * idle, "address": 0.2 * idle}
+    idle = offer.cost.idle_usd_per_hour
+    rates = {"vm": offer.cost.usd_per_hour - idle, "disk": 0.8 * idle, "address": 0.2 * idle}
     tags = json.dumps({"evalfleet-home": home, "evalfleet-pool": RUN})
     with path.open("w", newline="") as file:
         rows = csv.writer(file)

@@ -118,19 +118,19 @@ def within_limits(sim: Simulated) -> Iterator[str]:
     if limits.budget_usd is not None and booked - unswept > limits.budget_usd + one_step + 1e-9:
         yield f"the journal accounts for ${booked:.4f} of a budget of ${limits.budget_usd:g}"
     # a machine that its place ended begins one more step than the journal knows of
-    begun = sum(m.offer.billing_step_s * m.offer.idle_usd_per_hour / 3600 for m in meters)
+    begun = sum(m.offer.cost.billing_step_s * m.offer.cost.idle_usd_per_hour / 3600 for m in meters)
     # and so does one that was made anew, by a call that arrived after its deletion
     again = [later for n, later in enumerate(meters) if any(later.machine == m.machine for m in meters[:n])]
-    begun += sum(m.offer.billing_step_s * m.offer.usd_per_hour / 3600 for m in again)
+    begun += sum(m.offer.cost.billing_step_s * m.offer.cost.usd_per_hour / 3600 for m in again)
     if not sim.scenario.abandoned and spent > booked + begun + untold_usd + 1e-9:
         yield f"the places billed ${spent:.4f} but the journal accounts for ${booked:.4f}"
     if limits.max_duration_s is not None:
         end = after(sim.state.started_at, limits.max_duration_s + untold_s)
-        for meter in (m for m in meters if m.offer.usd_per_hour > 0):
-            last = max(end, after(meter.start, meter.offer.least_life_s))
-            if meter.offer.queues:
+        for meter in (m for m in meters if m.offer.cost.usd_per_hour > 0):
+            last = max(end, after(meter.start, meter.offer.life.least_life_s))
+            if meter.offer.life.queues:
                 last = max(last, meter.expires_at)
-            if meter.end is not None and meter.end > after(last, meter.offer.billing_step_s):
+            if meter.end is not None and meter.end > after(last, meter.offer.cost.billing_step_s):
                 yield f"{meter.machine} was billed past the run's time limit"
 
 
@@ -148,8 +148,10 @@ class MachinesUsd(NamedTuple):
 def machines_usd(sim: Simulated) -> MachinesUsd:
     meters, untold_s = sim.world.meters, sim.world.untold_s
     spent = sum(billed_usd(m.offer, m.start, m.end or m.expires_at) + _idle(m) for m in meters)
-    late = sum(_idle(m, m.offer.sweep_s) for m in meters)
-    one_step = sum((m.offer.billing_step_s + untold_s) * m.offer.usd_per_hour / 3600 for m in meters)
+    late = sum(_idle(m, m.offer.cost.sweep_s) for m in meters)
+    one_step = sum(
+        (m.offer.cost.billing_step_s + untold_s) * m.offer.cost.usd_per_hour / 3600 for m in meters
+    )
     return MachinesUsd(spent - late, late, one_step)
 
 
@@ -161,7 +163,7 @@ def _idle(meter: Bill, since_s: float = 0.0) -> float:
 
 def _unswept(machine: MachineState) -> float:
     """What the journal counts of that beyond what a budget covers."""
-    covered = after(machine.ends_at, machine.offer.sweep_s)
+    covered = after(machine.ends_at, machine.offer.cost.sweep_s)
     return idle_usd(machine.offer, covered, machine.gone_at or covered)
 
 
@@ -219,9 +221,9 @@ def no_task_outlives_its_machine(sim: Simulated) -> Iterator[str]:
     for record in sim.store.read():
         match record.event:
             case MachineRequested(machine, _, offer, expires_at):
-                if sim.scenario.offers[offer.place][0].extendable:
+                if sim.scenario.offers[offer.place][0].life.extendable:
                     continue
-                if offer.queues:
+                if offer.life.queues:
                     lives[machine] = expires_at - record.at
                 else:
                     ends[machine] = expires_at

@@ -154,7 +154,7 @@ def artefacts_come_home(
         if machine.id in liars:
             continue
         since = machine.silent_since or machine.condemned_at
-        waited = since is not None and record.at >= after(since, machine.offer.lost_s)
+        waited = since is not None and record.at >= after(since, machine.offer.life.lost_s)
         if not isinstance(attempt.outcome, Broken) and machine.cause is None and not waited:
             yield f"the artefacts of {attempt.id} were lost: {record.event.collected.problem}"
 

@@ -358,7 +358,7 @@ class SimService(_SimPlace):
     async def extend(self, machine: MachineId, expires_s: float) -> None:
         await self._call()
         known = self._world.machines.get(machine)
-        if known is not None and not known.meter.offer.extendable:
+        if known is not None and not known.meter.offer.life.extendable:
             raise PlaceError("the time limit of a job cannot be changed", transient=False, scope="machine")
         self._world.extend(machine, expires_s)
 

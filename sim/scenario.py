@@ -21,8 +21,10 @@ from evalfleet.model import (
     Bundle,
     Cause,
     Command,
+    Cost,
     Ended,
     Grade,
+    Lifetime,
     Limits,
     Needs,
     Offer,
@@ -48,24 +50,20 @@ PLACES: dict[str, PlaceClass] = {"vms": SimVms, "hosts": SimHosts, "service": Si
 MENDS = ("restart", "redeploy")
 _JOB = Offer(
     *("service", "job"),
-    usd_per_hour=0.5,
-    teardown_s=30.0,
-    queues=True,
-    extendable=False,
-    max_life_s=14_400.0,
-    silent_s=20.0,
-    lost_s=60.0,
+    cost=Cost(usd_per_hour=0.5),
+    life=Lifetime(
+        teardown_s=30.0, queues=True, extendable=False, max_life_s=14_400.0, silent_s=20.0, lost_s=60.0
+    ),
 )
 PATIENCE = ((None, None), (None, 300.0), (1800.0, None), (300.0, 300.0), (30.0, None))
 """How long a job may wait in its queue, and take from its start until it is up."""
 OFFERS: dict[str, tuple[Offer, ...]] = {
     "vms": tuple(
         Offer(
-            *("vms", "D4", region, price, spot),
-            billing_step_s=60.0,
-            teardown_s=120.0,
-            settle_s=60.0,
+            *("vms", "D4", region, spot),
             mends=MENDS,
+            cost=Cost(usd_per_hour=price, billing_step_s=60.0),
+            life=Lifetime(teardown_s=120.0, settle_s=60.0),
         )
         for region, price, spot in (
             *(("east", 0.2, True), ("south", 0.21, True)),
@@ -79,10 +77,14 @@ OFFERS: dict[str, tuple[Offer, ...]] = {
 LEFTOVERS: dict[str, tuple[Offer, ...]] = {
     **OFFERS,
     "vms": tuple(
-        msgspec.structs.replace(offer, idle_usd_per_hour=0.03, sweep_s=3600.0, least_life_s=2400.0)
+        msgspec.structs.replace(
+            offer,
+            cost=msgspec.structs.replace(offer.cost, idle_usd_per_hour=0.03, sweep_s=3600.0),
+            life=msgspec.structs.replace(offer.life, least_life_s=2400.0),
+        )
         for offer in OFFERS["vms"]
     ),
-    "service": (msgspec.structs.replace(_JOB, extendable=True),),
+    "service": (msgspec.structs.replace(_JOB, life=msgspec.structs.replace(_JOB.life, extendable=True)),),
 }
 """Machines whose disk costs on when they are off, and whose place cannot end them soon; jobs that can be
 given more time."""
@@ -96,8 +98,13 @@ def _with_larger(offers: Mapping[str, tuple[Offer, ...]]) -> dict[str, tuple[Off
     """The same offers, and dearer ones of machines that have more. Hosts are as they are."""
 
     def larger(offer: Offer, has: Needs, size: str, times: float) -> Offer:
-        price = offer.usd_per_hour * times
-        return msgspec.structs.replace(offer, size=f"{offer.size}-{size}", usd_per_hour=price, has=has)
+        price = offer.cost.usd_per_hour * times
+        return msgspec.structs.replace(
+            offer,
+            size=f"{offer.size}-{size}",
+            has=has,
+            cost=msgspec.structs.replace(offer.cost, usd_per_hour=price),
+        )
 
     kinds = ((NEEDS[0], "gpu", 3.0), (NEEDS[1], "large", 2.0), (NEEDS[0].joined(NEEDS[1]), "both", 4.0))
     return {
@@ -247,7 +254,11 @@ def draw(seed: int) -> Scenario:
     cancel_after_s = rng.uniform(10, 8000) if rng.random() < 0.15 else None
     offers = random.Random(f"leftovers {seed}").choice((OFFERS, LEFTOVERS))
     max_queue_s, boot_s = random.Random(f"queue {seed}").choice(PATIENCE)
-    jobs = (msgspec.structs.replace(_JOB, max_queue_s=max_queue_s, boot_s=boot_s),)
+    jobs = (
+        msgspec.structs.replace(
+            _JOB, life=msgspec.structs.replace(_JOB.life, max_queue_s=max_queue_s, boot_s=boot_s)
+        ),
+    )
     creates = random.Random(f"creates {seed}").choice((None, None, 1, 3))
     vms = tuple(msgspec.structs.replace(offer, creates_a_minute=creates) for offer in offers["vms"])
     offers = {**offers, "vms": vms, "service": jobs}

@@ -352,7 +352,7 @@ class _Simulation:
     async def _let_late_things_happen(self) -> None:
         """Creates that land late, expiries of what an abandoned run left."""
         lease_s, offers = self.scenario.plan.limits.lease_s, self.scenario.offers.values()
-        longest_s = max([lease_s, *(offer.max_life_s or 0.0 for some in offers for offer in some)])
+        longest_s = max([lease_s, *(offer.life.max_life_s or 0.0 for some in offers for offer in some)])
         await asyncio.sleep(lease_s + longest_s + 3600)
 
 

@@ -578,7 +578,7 @@ class World:
             thaws = max(float("inf") if known is None or dead else known.frozen_until, self.offline_until)
             if known is not None and self.troubles:
                 thaws = max(thaws, self.back_at(known.meter.offer.place))
-            if known is not None and known.meter.offer.queues:
+            if known is not None and known.meter.offer.life.queues:
                 thaws = max(thaws, self.api_lost_until)
             if known is not None and thaws <= self.loop.time():
                 break

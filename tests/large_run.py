@@ -21,7 +21,19 @@ from evalfleet.events import (
     TasksPlanned,
 )
 from evalfleet.journal import Store
-from evalfleet.model import SECOND, AttemptId, Broken, Cause, MachineId, Offer, Plan, Scored, Task, TaskId
+from evalfleet.model import (
+    SECOND,
+    AttemptId,
+    Broken,
+    Cause,
+    Cost,
+    MachineId,
+    Offer,
+    Plan,
+    Scored,
+    Task,
+    TaskId,
+)
 
 EVENTS = 6000
 
@@ -40,7 +52,7 @@ def make_wide_run(home: Path, tasks: int, machines: int) -> None:
     events: list[Event] = [RunPlanned(Plan("wide", "bench", ("cloud",)), tasks), TasksPlanned(planned)]
     ids = [MachineId(f"wide-home-{n}") for n in range(machines)]
     for n, machine in enumerate(ids):
-        offer = Offer("cloud", "D4", "east", 0.2)
+        offer = Offer("cloud", "D4", "east", cost=Cost(usd_per_hour=0.2))
         events += [MachineRequested(machine, f"worker-{n + 1}", offer, 10**15), MachineUp(machine)]
         events += [MachineReady(machine)]
     for n, task in enumerate(planned):

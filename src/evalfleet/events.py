@@ -36,7 +36,7 @@ from .model import (
     decodable,
 )
 
-SCHEMA = 2
+SCHEMA = 3
 
 
 class _Event(Struct, frozen=True, omit_defaults=True, tag_field="kind", tag=True):
@@ -487,13 +487,34 @@ class Record(Struct, frozen=True):
 
 Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
 
-UPGRADES: dict[tuple[int, str], Upgrade] = {}
+_PARTS = {
+    "cost": (
+        *("usd_per_hour", "billing_step_s", "least_billed_s", "idle_usd_per_hour", "sweep_s", "linger_s"),
+        "priced",
+    ),
+    "life": (
+        *("queues", "queue_s", "max_queue_s", "boot_s", "silent_s", "lost_s", "least_life_s", "extendable"),
+        *("max_life_s", "teardown_s", "settle_s"),
+    ),
+}
+"""Part of an offer -> the fields that were the offer's own up to schema 2."""
+
+
+def _with_parts(body: dict[str, Any]) -> dict[str, Any]:
+    """Return a MachineRequested of schema 2 with the parts of its offer."""
+    offer = dict(body["offer"])
+    for part, names in _PARTS.items():
+        offer[part] = {name: offer.pop(name) for name in names if name in offer}
+    return {**body, "offer": offer}
+
+
+UPGRADES: dict[tuple[int, str], Upgrade] = {(2, "MachineRequested"): _with_parts}
 """(schema, kind) -> how a body of that schema becomes one of the next. Absent: it is unchanged.
 
 Schema 2 brought new kinds only (MachineQueued, MachineAllocated, MachineDeleteRefused, AttemptGraded,
 GradingFailed, GradingRequested, BudgetPassed, RunSteered, CircuitChanged) and a new outcome (Answered), and
 limits of silence moved from the plan to the offers: bodies of schema 1 are read as
-they are.
+they are. Schema 3 has offers in three parts.
 """
 
 _encoder = msgspec.json.Encoder(order="deterministic")

@@ -195,30 +195,14 @@ class Needs(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True)
         return ", ".join(filter(None, asked))
 
 
-class Offer(Struct, frozen=True, omit_defaults=True):
-    """A size in a region at a price that satisfies a benchmark's needs."""
+class Cost(Struct, frozen=True, omit_defaults=True):
+    """What a machine of an offer costs."""
 
-    place: str
-    size: str
-    region: str = ""
     usd_per_hour: float = 0.0
-    spot: bool = False
-    """The place may take its machines back at any time."""
     billing_step_s: float = 1.0
     """Each begun step is billed as a whole."""
-    capacity: int | None = None
-    """How many machines of it can be had at once (lent hosts, a quota of jobs); None: nobody knows."""
-    teardown_s: float = 0.0
-    """How long a delete may take to end the billing."""
-    settle_s: float = 0.0
-    """How far apart two looks must be before an absent machine is believed gone: a create may land after a
-    delete."""
-    mends: tuple[str, ...] = ()
-    """What the place can do to a machine that runs but cannot be reached, the mildest first."""
-    area: str = ""
-    """What a refusal of the whole region is about, where `region` says more than that."""
-    family: str = ""
-    """Offers of one family in one area share a quota."""
+    least_billed_s: float = 0.0
+    """A machine that lives shorter is billed for so long."""
     idle_usd_per_hour: float = 0.0
     """The part of the price that goes on while a machine is stopped, and after its expiry, until it is
     deleted: disks, addresses."""
@@ -226,48 +210,74 @@ class Offer(Struct, frozen=True, omit_defaults=True):
     """For how long after the expiry a budget pays `idle_usd_per_hour`."""
     linger_s: float = 0.0
     """Seconds for which its service may bill the idle node of a machine that is gone. All are counted."""
-    least_life_s: float = 0.0
-    """The place cannot be told to end a machine sooner."""
     priced: str = ""
     """The date of the price, or where else it is from."""
+
+
+class Lifetime(Struct, frozen=True, omit_defaults=True):
+    """How a machine of an offer comes, lives and goes."""
+
     queues: bool = False
-    """Its machines are jobs of a service and wait for their start there; their life and their billing begin
-    when they start."""
+    """It is a job of a service and waits there; its life and its billing begin when it starts."""
     queue_s: float | None = None
-    """How long its machines are expected to wait there; None: nobody can tell."""
+    """How long it is expected to wait there; None: nobody can tell."""
     max_queue_s: float | None = None
-    """How long a machine may wait there before it is given up; None: for ever."""
-    extendable: bool = True
-    """The life of a machine can be made longer, in all up to `max_life_s`."""
-    max_life_s: float | None = None
-    silent_s: float = 8.0
-    """After how long without a word a machine's channel gives up. It is alike in all offers of one place."""
+    """How long it may wait there before it is given up; None: for ever."""
     boot_s: float | None = None
-    """How long its machines may take from their start until they can be reached; None: `Limits` says, and
-    ten minutes for a job of a service."""
+    """How long it may take from its start until it can be reached; None: `Limits` says, and ten minutes for a
+    job of a service."""
+    silent_s: float = 8.0
+    """After how long without a word its channel gives up. It is alike in all offers of one place."""
     lost_s: float = 12.0
-    """How long a machine may be silent in all before it is given up, while others that are reached in the
-    same way are heard. It is alike in all offers of one place."""
+    """How long it may be silent in all before it is given up, while others that are reached in the same way
+    are heard. It is alike in all offers of one place."""
+    least_life_s: float = 0.0
+    """The place cannot be told to end it sooner."""
+    extendable: bool = True
+    """Its life can be made longer, in all up to `max_life_s`."""
+    max_life_s: float | None = None
+    teardown_s: float = 0.0
+    """How long a delete may take to end the billing."""
+    settle_s: float = 0.0
+    """How far apart two looks must be before it is believed gone: a create may land after a delete."""
+
+
+class Offer(Struct, frozen=True, omit_defaults=True):
+    """A size in a region that satisfies a benchmark's needs: what it is, what it costs, how long it lives."""
+
+    place: str
+    size: str
+    region: str = ""
+    spot: bool = False
+    """The place may take its machines back at any time."""
+    capacity: int | None = None
+    """How many machines of it can be had at once (lent hosts, a quota of jobs); None: nobody knows."""
+    area: str = ""
+    """What a refusal of the whole region is about, where `region` says more than that."""
+    family: str = ""
+    """Offers of one family in one area share a quota."""
     has: Needs = Needs()
     """What its machines have at least, as far as anybody asked for it: tasks may need more than others."""
     cpus: int = 0
     """How many processors its machines have; 0: nobody can tell."""
     memory_gb: float = 0.0
     """The same, of memory."""
+    mends: tuple[str, ...] = ()
+    """What the place can do to a machine that runs but cannot be reached, the mildest first."""
     creates_a_minute: int | None = None
     """How many machines its place lets us ask for in a minute, of all offers of one area together; None: as
     many as we like. It is alike in all of them."""
-    least_billed_s: float = 0.0
-    """A machine that lives shorter is billed for so long."""
     lent: bool = False
     """Its machines are computers that exist before and after. One that was drained is not taken again."""
     without: tuple[str, ...] = ()
     """Names of drained machines. `create` must not take them."""
+    cost: Cost = Cost()
+    life: Lifetime = Lifetime()
 
     @property
     def bounded(self) -> bool:
         """Has the life of its machines an end that cannot be moved?"""
-        return not self.extendable or self.max_life_s is not None
+        return not self.life.extendable or self.life.max_life_s is not None
 
     @property
     def key(self) -> str:
@@ -775,9 +785,9 @@ class Limits(Struct, frozen=True, omit_defaults=True):
 
     def boot_limit_s(self, offer: Offer) -> float:
         """How long a machine of this offer may take until it is ready; its set-up has its own time in it."""
-        if offer.boot_s is None:
+        if offer.life.boot_s is None:
             return self.boot_timeout_s
-        return offer.boot_s + max(0.0, self.boot_timeout_s - BOOT_TIMEOUT_S)
+        return offer.life.boot_s + max(0.0, self.boot_timeout_s - BOOT_TIMEOUT_S)
 
 
 class Verdict(Struct, frozen=True, omit_defaults=True):

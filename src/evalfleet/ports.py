@@ -373,7 +373,7 @@ class Place(Protocol):
     `create` and `delete` are idempotent by id and need not wait for completion. A place ends a machine by
     itself at its expiry, given as a duration from now, also if no controller lives.
 
-    Where machines queue (`Offer.queues`), the duration given to `create` counts from the machine's start, and
+    Where machines queue (`Lifetime.queues`), the duration given to `create` counts from their start, and
     what it has run counts if the service starts it anew. While it waits it costs nothing. `list` tells the
     name of its start and how long it has run (`Machine.start`, `ran_s`), also after its end, until it is
     deleted: a machine that was queued and is not listed any more has never run.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from evalfleet.mirror import open_bucket
-from evalfleet.model import MachineId, Needs, Offer
+from evalfleet.model import Lifetime, MachineId, Needs, Offer
 from evalfleet.places.azure_batch import AzureBatchPlace, AzureBatchSettings
 from evalfleet.ports import Check, PlaceContext
 from standins.azure_batch import StandIn, Timing
@@ -59,7 +59,7 @@ def play(batch: StandIn, home: Path, act: Callable[[AzureBatchPlace], Awaitable[
 
 
 def offer(*, spot: bool = False) -> Offer:
-    return Offer("batch", SIZE, "eastus", spot=spot, queues=True, extendable=False)
+    return Offer("batch", SIZE, "eastus", spot=spot, life=Lifetime(queues=True, extendable=False))
 
 
 def machine_id(n: int = 1) -> MachineId:

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from evalfleet.model import MachineId, Needs, Offer
+from evalfleet.model import Lifetime, MachineId, Needs, Offer
 from evalfleet.places.gce import GcePlace, GceSettings
 from evalfleet.ports import Check, PlaceContext
 from standins.gce import StandIn, Timing
@@ -54,7 +54,7 @@ def place(
 
 def offer(zone: str = ZONE, type: str = TYPE, *, spot: bool = False) -> Offer:
     area = zone.rpartition("-")[0]
-    return Offer("gce", type, zone, spot=spot, area=area, extendable=False)
+    return Offer("gce", type, zone, spot=spot, area=area, life=Lifetime(extendable=False))
 
 
 def machine_id(n: int = 1) -> MachineId:

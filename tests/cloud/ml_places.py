@@ -10,7 +10,7 @@ import obstore
 from obstore.store import MemoryStore
 
 from evalfleet.mirror import open_bucket
-from evalfleet.model import MachineId, Needs, Offer
+from evalfleet.model import Lifetime, MachineId, Needs, Offer
 from evalfleet.places.azure_ml import AzureMlPlace, AzureMlSettings
 from evalfleet.places.azure_ml.instances import AzureMlInstances
 from evalfleet.ports import Check, PlaceContext
@@ -66,7 +66,7 @@ def instances(ml: StandIn, home: Path, *, inside: bool = True, **more: Any) -> A
 
 
 def offer(*, spot: bool = False) -> Offer:
-    return Offer("ml", SIZE, "eastus", spot=spot, queues=True, extendable=False)
+    return Offer("ml", SIZE, "eastus", spot=spot, life=Lifetime(queues=True, extendable=False))
 
 
 def machine_id(n: int = 1) -> MachineId:

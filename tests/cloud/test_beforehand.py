@@ -28,7 +28,19 @@ from evalfleet.events import (
     TasksPlanned,
 )
 from evalfleet.journal import Holder, Store
-from evalfleet.model import SECOND, AttemptId, Limits, MachineId, Offer, Plan, Scored, Task, TaskId, after
+from evalfleet.model import (
+    SECOND,
+    AttemptId,
+    Cost,
+    Limits,
+    MachineId,
+    Offer,
+    Plan,
+    Scored,
+    Task,
+    TaskId,
+    after,
+)
 from evalfleet.places.azure import AzurePlace
 from evalfleet.ports import PlaceContext
 from standins.azure import StandIn
@@ -217,7 +229,7 @@ def test_the_command_of_a_plan_is_one_that_works(azure: StandIn, tmp_path: Path)
 
 def a_stopped_pool(desk: AzureDesk, name: str, machines: int) -> None:
     store = Store.open(desk.home)
-    offer = Offer("azure", SIZES[0], "eastus", 0.226, cpus=4, memory_gb=16.0)
+    offer = Offer("azure", SIZES[0], "eastus", cpus=4, memory_gb=16.0, cost=Cost(usd_per_hour=0.226))
     began = WallClock().now()
     ids = [MachineId(f"{name}-abc123-{n}") for n in range(1, machines + 1)]
     events: list[Event] = [PoolPlanned(Plan(name, "", ("azure",), limits=Limits(machines, lease_s=86_400.0)))]
@@ -252,7 +264,9 @@ def test_machines_have_the_size_that_tasks_of_each_domain_needed(azure: StandIn,
 def an_earlier_run(desk: AzureDesk, loads: dict[str, tuple[float, float]]) -> None:
     """Six tasks of each domain, one after another on a machine of 16 GB with this load (CPU, memory)."""
     store = Store.open(desk.home)
-    offer = Offer("azure", "Standard_D4ds_v5", "eastus", 0.226, cpus=4, memory_gb=16.0)
+    offer = Offer(
+        "azure", "Standard_D4ds_v5", "eastus", cpus=4, memory_gb=16.0, cost=Cost(usd_per_hour=0.226)
+    )
     began, machine = 1_790_000_000 * SECOND, MachineId("old-abc123-1")
     tasks = [Task(TaskId(f"{domain}_{n}"), domain) for domain in loads for n in range(6)]
     events: list[Event] = [RunPlanned(Plan("old", "b", ("azure",)), len(tasks)), TasksPlanned(tuple(tasks))]

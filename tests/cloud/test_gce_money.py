@@ -52,11 +52,11 @@ def offers(google: StandIn, home: Path, **more: Any) -> list[Offer]:
 def test_regions_and_types_are_chosen_by_price(google: StandIn, tmp_path: Path) -> None:
     regions, types = (WEST, "us-east4", CENTRAL), ("n2-standard-4", "e2-standard-4")
     found = offers(google, tmp_path, regions=regions, zones=(), types=types)
-    costs = [each.usd_per_hour for each in found]
+    costs = [each.cost.usd_per_hour for each in found]
     assert costs == sorted(costs)
     assert (found[0].size, found[0].area) == ("e2-standard-4", CENTRAL)
     assert {each.area for each in found} == set(regions), "the others come after it"
-    assert {each.least_billed_s for each in found} == {60.0}, "Google bills a minute at least"
+    assert {each.cost.least_billed_s for each in found} == {60.0}, "Google bills a minute at least"
 
 
 def test_discounts_are_taken_off_regular_machines_of_their_family_alone(
@@ -70,9 +70,9 @@ def test_discounts_are_taken_off_regular_machines_of_their_family_alone(
     full = {(each.size, each.spot): each for each in offers(google, tmp_path, **given)}
     less = {(each.size, each.spot): each for each in offers(google, tmp_path, discounts={"n2": 0.2}, **given)}
     cheaper = ("n2-standard-4", False)
-    saved = full[cheaper].usd_per_hour - less[cheaper].usd_per_hour
+    saved = full[cheaper].cost.usd_per_hour - less[cheaper].cost.usd_per_hour
     assert saved == pytest.approx(0.2 * 0.19424, abs=1e-6), "of the machine, not of its disk and address"
-    assert "discounted" in less[cheaper].priced
+    assert "discounted" in less[cheaper].cost.priced
     assert {key: each for key, each in less.items() if key != cheaper} == {
         key: each for key, each in full.items() if key != cheaper
     }
@@ -140,8 +140,8 @@ def test_prices_are_fetched_with_the_login_kept_and_used_with_their_date(
     assert month == pytest.approx(DISK_USD["Balanced PD"], abs=1e-4), "not that which is kept twice"
     (only,) = offers(google, desk.home, types=("e2-standard-8",))
     whole = machine_usd("e2", 8, 32, CENTRAL) + DISK_USD["Balanced PD"] * 128 / 730 + ADDRESS_USD
-    assert only.usd_per_hour == pytest.approx(whole, abs=1e-4)
-    assert only.priced == kept["as_of"]
+    assert only.cost.usd_per_hour == pytest.approx(whole, abs=1e-4)
+    assert only.cost.priced == kept["as_of"]
 
 
 def test_a_list_that_cannot_be_had_leaves_the_old_prices_in_force(google: StandIn, tmp_path: Path) -> None:

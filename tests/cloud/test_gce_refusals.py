@@ -118,7 +118,7 @@ def test_a_machine_is_asked_for_with_everything_in_one_call(google: StandIn, tmp
 def test_a_newer_machine_series_gets_the_only_disk_that_it_takes(google: StandIn, tmp_path: Path) -> None:
     async def work(made: GcePlace) -> None:
         (n4,) = await made.offers(Needs())
-        assert n4.idle_usd_per_hour == pytest.approx(0.08 * 128 / 730, abs=1e-5)
+        assert n4.cost.idle_usd_per_hour == pytest.approx(0.08 * 128 / 730, abs=1e-5)
         await asked_for(google, made, what=n4)
 
     use(google, tmp_path, work, types=("n4-standard-4",), prices=N4)

@@ -289,7 +289,7 @@ def test_our_network_is_gone_for_a_while(world: World, desk: CloudDesk) -> None:
     with CutOff(world):
         until(lambda: len(desk.state().silent) == WORKERS, "all machines are silent")
         silent_at = time.monotonic()
-        lost_s = next(iter(desk.state().machines.values())).offer.lost_s
+        lost_s = next(iter(desk.state().machines.values())).offer.life.lost_s
         until(lambda: time.monotonic() > silent_at + lost_s, "one alone would be given up")
     done = process.wait()
     assert done.code == 0, done

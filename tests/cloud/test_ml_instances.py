@@ -305,8 +305,8 @@ def test_doctor_and_prices_know_instances(ml: StandIn, tmp_path: Path) -> None:
         assert "SSH" in found["network"].found
         assert found["workers"].found.startswith("25 of 30 machines")
         (first, *_) = await made.offers(Needs())
-        assert 0 < first.idle_usd_per_hour < first.usd_per_hour < 1
-        assert not first.queues
+        assert 0 < first.cost.idle_usd_per_hour < first.cost.usd_per_hour < 1
+        assert not first.life.queues
         assert [each.kind for each in made.outline([(ONE, first)])] == ["compute instance"]
 
     play(ml, tmp_path, act)

@@ -420,7 +420,7 @@ def test_idle_nodes_of_the_users_cluster_are_counted_for_as_long_as_it_keeps_the
 
     async def act(made: AzureMlPlace) -> None:
         (first,) = await made.offers(Needs())
-        assert (first.linger_s, first.sweep_s) == (idle_s + 180.0, idle_s + 180.0)
+        assert (first.cost.linger_s, first.cost.sweep_s) == (idle_s + 180.0, idle_s + 180.0)
 
     play(ml, tmp_path, act, cluster="mine")
 

@@ -65,10 +65,10 @@ def test_prices_are_fetched_kept_and_used_with_their_date(azure: StandIn, tmp_pa
     assert [offer.spot for offer in offers] == [True, False], "regular ones beside spot, cheapest first"
     idle = DISK_USD_A_GB["P"] * 128 / 730 + ADDRESS_USD
     for offer in offers:
-        assert offer.idle_usd_per_hour == pytest.approx(idle, abs=1e-5)
+        assert offer.cost.idle_usd_per_hour == pytest.approx(idle, abs=1e-5)
         machine = price("Standard_D4ds_v5", "eastus", spot=offer.spot)
-        assert offer.usd_per_hour == pytest.approx(machine + idle, abs=1e-5)
-        assert offer.priced == kept["as_of"]
+        assert offer.cost.usd_per_hour == pytest.approx(machine + idle, abs=1e-5)
+        assert offer.cost.priced == kept["as_of"]
 
 
 # -- lists that are none ---------------------------------------------------------------------------

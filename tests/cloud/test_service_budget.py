@@ -70,9 +70,9 @@ def test_a_budget_that_pays_one_node_of_batch_pays_no_other_one_when_that_is_los
     with Batch(nodes=ProcessNodes(), timing=batch_places.FAST) as batch:
         at = desk(batch, tmp_path, TASKS, sleeps=1.0, isolation="none", lost_s=12 * slowness())
         (offer,) = asyncio.run(batch_places.place(batch, tmp_path, reach="mailbox").offers(Needs()))
-        assert offer.boot_s is not None
-        life_s = offer.boot_s + TASK_S + GRACE_S + offer.teardown_s
-        budget_usd = budget_of(life_s, offer.sweep_s, 2.0)
+        assert offer.life.boot_s is not None
+        life_s = offer.life.boot_s + TASK_S + GRACE_S + offer.life.teardown_s
+        budget_usd = budget_of(life_s, offer.cost.sweep_s, 2.0)
         run = begin(at, budget_usd)
         until(lambda: len([e for e in at.events() if isinstance(e, AttemptStarted)]) > 3, lambda: run.said)
         node = batch.node("r-")

@@ -52,4 +52,4 @@ def test_money_and_minutes_are_what_prices_and_assumptions_come_to(
     assert int(done_h) * 60 + int(done_min) == int(until_ready) + rounds * TASK_MIN
     billed_h = (TASKS * TASK_MIN + MACHINES * (int(until_ready) + int(idle))) / 60
     assert float(hours) == round(billed_h, 1)
-    assert float(usd) == round(billed_h * offer.usd_per_hour, 2)
+    assert float(usd) == round(billed_h * offer.cost.usd_per_hour, 2)

@@ -14,7 +14,7 @@ import pytest
 from evalfleet.api.home import list_runs
 from evalfleet.events import Event, MachineRequested, RunEnded, RunPlanned, RunResumed, TasksPlanned
 from evalfleet.journal import Holder, Store
-from evalfleet.model import SECOND, MachineId, Micros, Offer, Plan, Task, TaskId, after
+from evalfleet.model import SECOND, Cost, MachineId, Micros, Offer, Plan, Task, TaskId, after
 from evalfleet.planning.workspace import Workspace
 from evalfleet.views.results import RunSummary
 from tests.e2e.harness import Fleet, tasks
@@ -84,7 +84,9 @@ class Noon:
 
 def test_a_run_that_was_left_with_a_machine_costs_more_from_hour_to_hour(store: Store) -> None:
     expires_at = after(NOW, 10 * 3600)
-    vm = MachineRequested(MachineId("vm-1"), "worker-1", Offer("cloud", "D4", usd_per_hour=2.0), expires_at)
+    vm = MachineRequested(
+        MachineId("vm-1"), "worker-1", Offer("cloud", "D4", cost=Cost(usd_per_hour=2.0)), expires_at
+    )
     store.create_stream("up", "run", after(NOW, 120), events("up", vm))
     found = [
         list_runs(replace(Workspace.here(store.home), clock=Noon(after(NOW, 120 + hours * 3600))))[0]

@@ -132,7 +132,7 @@ async def run(channel: Channel, what: Job) -> Ended:
 def test_an_offer_says_what_the_settings_say(tmp_path: Path) -> None:
     place = LocalPlace("here", LocalSettings(1.5, 60.0, 3), tmp_path)
     (offer,) = asyncio.run(place.offers(Needs()))
-    assert (offer.place, offer.size, offer.usd_per_hour, offer.billing_step_s, offer.capacity) == (
+    assert (offer.place, offer.size, offer.cost.usd_per_hour, offer.cost.billing_step_s, offer.capacity) == (
         "here",
         "process",
         1.5,

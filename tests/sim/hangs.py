@@ -20,8 +20,12 @@ def hangs() -> dict[str, Scenario]:
     """By what the service says meanwhile."""
     plain = _scenario()
     slow = replace(plain.faults, queue_s=(200_000.0, 200_000.0))
-    impatient = structs.replace(OFFERS["service"][0], max_queue_s=600.0)
-    pulling = structs.replace(OFFERS["service"][0], boot_s=PREPARE_S)
+    impatient = structs.replace(
+        OFFERS["service"][0], life=structs.replace(OFFERS["service"][0].life, max_queue_s=600.0)
+    )
+    pulling = structs.replace(
+        OFFERS["service"][0], life=structs.replace(OFFERS["service"][0].life, boot_s=PREPARE_S)
+    )
     tasks = tuple(structs.replace(task, stall_s=600.0) for task in plain.tasks)
     return {
         "running_never_started": replace(plain, troubles=(Trouble("service", never_boots=1.0),)),

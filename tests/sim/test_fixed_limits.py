@@ -28,14 +28,21 @@ class BoastingVms(FixedVms):
     """Says that it can give its machines more time, and cannot."""
 
     async def offers(self, needs: Needs) -> Sequence[Offer]:
-        return [structs.replace(offer, extendable=True) for offer in await super().offers(needs)]
+        return [
+            structs.replace(offer, life=structs.replace(offer.life, extendable=True))
+            for offer in await super().offers(needs)
+        ]
 
 
 def fixed(seed: int) -> Scenario:
     """The scenario of a seed, with VMs alone. Short leases, so that machines must be replaced."""
     drawn = draw(seed)
     vms = tuple(
-        structs.replace(offer, extendable=False, least_life_s=75.0, max_life_s=7 * 86_400.0, mends=())
+        structs.replace(
+            offer,
+            mends=(),
+            life=structs.replace(offer.life, extendable=False, least_life_s=75.0, max_life_s=7 * 86_400.0),
+        )
         for offer in drawn.offers["vms"]
     )
     limits = structs.replace(drawn.plan.limits, lease_s=600.0)

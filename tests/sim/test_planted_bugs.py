@@ -211,7 +211,10 @@ class HastyVms(SimVms):
     """Lets a tear-down believe the first listing: it says that creates never land late."""
 
     async def offers(self, needs: Needs) -> Sequence[Offer]:
-        return [structs.replace(offer, settle_s=0.0) for offer in await super().offers(needs)]
+        return [
+            structs.replace(offer, life=structs.replace(offer.life, settle_s=0.0))
+            for offer in await super().offers(needs)
+        ]
 
 
 class LyingVms(SimVms):
@@ -247,14 +250,19 @@ class BoastingService(SimService):
     """Says that it can give its machines more time, and cannot."""
 
     async def offers(self, needs: Needs) -> Sequence[Offer]:
-        return [structs.replace(offer, extendable=True) for offer in await super().offers(needs)]
+        return [
+            structs.replace(offer, life=structs.replace(offer.life, extendable=True))
+            for offer in await super().offers(needs)
+        ]
 
 
 class DearerService(SimService):
     """Bills twice what it offered."""
 
     async def create(self, machine: MachineId, offer: Offer, expires_s: float) -> None:
-        dearer = structs.replace(offer, usd_per_hour=2 * offer.usd_per_hour)
+        dearer = structs.replace(
+            offer, cost=structs.replace(offer.cost, usd_per_hour=2 * offer.cost.usd_per_hour)
+        )
         await super().create(machine, dearer, expires_s)
 
 

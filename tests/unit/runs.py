@@ -24,6 +24,7 @@ from evalfleet.model import (
     AttemptId,
     Broken,
     Cause,
+    Cost,
     Limits,
     MachineId,
     Micros,
@@ -40,7 +41,7 @@ from evalfleet.state import MachineState, RunState, TaskState, accepts, apply
 E = TypeVar("E", bound=Event)
 
 FREE = Offer("here", "process")
-PRICED = Offer("cloud", "D4", usd_per_hour=3600.0, billing_step_s=1.0)  # a dollar a second
+PRICED = Offer("cloud", "D4", cost=Cost(usd_per_hour=3600.0, billing_step_s=1.0))  # a dollar a second
 
 
 def tasks_of(count: int, **fields: Any) -> tuple[Task, ...]:

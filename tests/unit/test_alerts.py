@@ -150,7 +150,9 @@ def test_a_node_of_a_service_that_is_used_up_is_replaced_once_for_each_task() ->
         return act_of(situation, rule, alert)
 
     assert act(disk=0.96) == "", "a host of one's own is not replaced for that"
-    feed.state.machines[ONE].offer = structs.replace(feed.offer, queues=True)
+    feed.state.machines[ONE].offer = structs.replace(
+        feed.offer, life=structs.replace(feed.offer.life, queues=True)
+    )
     assert act(disk=0.96) == "replace"
     assert act(cpu=1.0) == "", "nobody knows whether it gets on"
     assert act(Progress(3, idle_s=10.0), cpu=1.0) == ""
@@ -164,7 +166,9 @@ def test_a_node_of_a_service_that_is_used_up_is_replaced_once_for_each_task() ->
 def test_a_rule_that_has_told_what_it_found_acts_when_it_comes_to_that(tmp_path: Path) -> None:
     """A node is busy long before it is known that nothing comes of that. It is replaced once."""
     feed = Feed(tasks=4, machines=1)
-    feed.state.machines[ONE].offer = structs.replace(feed.offer, queues=True)
+    feed.state.machines[ONE].offer = structs.replace(
+        feed.offer, life=structs.replace(feed.offer.life, queues=True)
+    )
     attempt = feed.start("t_0")
     feed.wait(1000)
     store = Store.open(tmp_path)
@@ -189,7 +193,9 @@ def test_a_rule_that_has_told_what_it_found_acts_when_it_comes_to_that(tmp_path:
 
 def test_a_node_of_a_service_that_does_nothing_while_nothing_comes_of_its_attempt_is_replaced_once() -> None:
     feed = Feed(tasks=4, machines=1)
-    feed.state.machines[ONE].offer = structs.replace(feed.offer, queues=True)
+    feed.state.machines[ONE].offer = structs.replace(
+        feed.offer, life=structs.replace(feed.offer.life, queues=True)
+    )
     attempt = feed.start("t_0")
     feed.wait(1000)
     quiet = Progress(3, idle_s=600.0)
@@ -209,7 +215,9 @@ def test_a_node_of_a_service_that_does_nothing_while_nothing_comes_of_its_attemp
     assert act(seconds=580) is None
     feed.state.machines[ONE].offer = feed.offer
     assert act() is None, "a computer of one's own is never replaced for that"
-    feed.state.machines[ONE].offer = structs.replace(feed.offer, queues=True)
+    feed.state.machines[ONE].offer = structs.replace(
+        feed.offer, life=structs.replace(feed.offer.life, queues=True)
+    )
     task = feed.state.tasks[feed.state.attempts[attempt].task]
     task.task = structs.replace(task.task, stall_s=3600.0)
     assert act() is None, "its benchmark says how long it may be silent"

@@ -175,12 +175,12 @@ def test_offers_are_what_fits_and_cheapest_first(tmp_path: Path) -> None:
 def test_an_hour_has_its_disk_and_its_address_in_its_price(tmp_path: Path) -> None:
     made = place(tmp_path, sizes=("Standard_D4ds_v5",), regions=("eastus",), **OPEN)
     (offer,) = offered(made, Needs())
-    assert offer.usd_per_hour == pytest.approx(0.226 + 19.71 / 730 + 0.005, abs=1e-5)
+    assert offer.cost.usd_per_hour == pytest.approx(0.226 + 19.71 / 730 + 0.005, abs=1e-5)
     cheap = place(
         tmp_path, sizes=("Standard_D4ds_v5",), regions=("eastus",), prices={"Standard_D4ds_v5": 0.1}, **OPEN
     )
     (offer,) = offered(cheap, Needs())
-    assert offer.usd_per_hour == pytest.approx(0.1 + 19.71 / 730 + 0.005, abs=1e-5)
+    assert offer.cost.usd_per_hour == pytest.approx(0.1 + 19.71 / 730 + 0.005, abs=1e-5)
 
 
 def test_zones_and_the_ceiling_shape_offers(tmp_path: Path) -> None:
@@ -254,13 +254,13 @@ def test_any_size_is_offered_whose_price_is_given_or_fetched(tmp_path: Path) -> 
     save_prices(tmp_path / FILE, table)
     fetched = place(tmp_path, sizes=("Standard_F8s_v2",), regions=("eastus",), **OPEN)
     (offer,) = offered(fetched, Needs(cpus=8, memory_gb=16))
-    assert offer.usd_per_hour > 0.338
+    assert offer.cost.usd_per_hour > 0.338
 
 
 def test_a_pause_for_maintenance_is_no_silence(tmp_path: Path) -> None:
     """Azure pauses machines for up to half a minute to maintain what they run on."""
     (offer, *_) = offered(place(tmp_path, **OPEN), Needs())
-    assert offer.lost_s >= 40
+    assert offer.life.lost_s >= 40
 
 
 def test_a_disk_is_billed_as_the_next_larger_one() -> None:

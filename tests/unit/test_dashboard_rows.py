@@ -37,6 +37,8 @@ from evalfleet.model import (
     AttemptId,
     Broken,
     Cause,
+    Cost,
+    Lifetime,
     MachineId,
     Offer,
     Plan,
@@ -48,7 +50,7 @@ from evalfleet.views.dashboard.board import ATTEMPT_COLUMNS, MACHINE_COLUMNS, TA
 from evalfleet.views.dashboard.head import head
 
 CLUSTER = Offer("cluster", "node")
-SPOT = Offer("azure_vm", "D8", "westus2", 0.18, spot=True, priced="2026-11-01")
+SPOT = Offer("azure_vm", "D8", "westus2", spot=True, cost=Cost(usd_per_hour=0.18, priced="2026-11-01"))
 NAMES = ("once", "twice", "answered", "retried", "running", "waiting")
 
 
@@ -128,7 +130,12 @@ def test_the_head_tells_what_ran_where_why_a_place_was_left_and_what_was_bought(
 
 
 def test_the_timeline_knows_every_phase_of_a_machine_and_what_each_hour_cost(tmp_path: Path) -> None:
-    queued, id = Offer("cluster", "node", "", 1.0, queues=True, billing_step_s=1.0), MachineId("m")
+    queued, id = (
+        Offer(
+            "cluster", "node", "", cost=Cost(usd_per_hour=1.0, billing_step_s=1.0), life=Lifetime(queues=True)
+        ),
+        MachineId("m"),
+    )
     at = 10 * 3600 * SECOND
     history: list[tuple[int, Event]] = [
         (0, RunPlanned(Plan("r", "bench", ("cluster",)), 1)),

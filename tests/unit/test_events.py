@@ -18,6 +18,8 @@ from evalfleet.model import (
     Broken,
     Cause,
     Collected,
+    Cost,
+    Lifetime,
     Limits,
     MachineId,
     Metered,
@@ -30,7 +32,15 @@ from evalfleet.model import (
 )
 
 M, A, T = MachineId("r-h-1"), AttemptId("t.0"), TaskId("t")
-OFFER = Offer("cloud", "D4", "east", 0.2, True, 60.0, 4, 120.0, 60.0)
+OFFER = Offer(
+    "cloud",
+    "D4",
+    "east",
+    spot=True,
+    capacity=4,
+    cost=Cost(usd_per_hour=0.2, billing_step_s=60.0),
+    life=Lifetime(teardown_s=120.0, settle_s=60.0),
+)
 
 EVENTS: tuple[Event, ...] = (
     ev.RunPlanned(Plan("r", "b", ("cloud",), {"x": [1, {"y": None}]}, limits=Limits(budget_usd=1.5)), 7),
@@ -113,6 +123,14 @@ def test_fields_of_a_later_version_do_not_hurt(event: Event) -> None:
 def test_what_cannot_be_read_is_said_to_be_foreign(body: bytes) -> None:
     with pytest.raises(JournalForeign):
         decode(body)
+
+
+@pytest.mark.parametrize("schema", [1, 2])
+def test_an_offer_that_was_written_before_it_had_parts_is_the_same_offer(schema: int) -> None:
+    flat = b"""{"kind": "MachineRequested", "machine": "r-h-1", "name": "worker-1", "expires_at": 7,
+        "offer": {"place": "cloud", "size": "D4", "region": "east", "usd_per_hour": 0.2, "spot": true,
+        "capacity": 4, "billing_step_s": 60.0, "teardown_s": 120.0, "settle_s": 60.0, "nodes_stay": true}}"""
+    assert decode(flat, schema) == ev.MachineRequested(M, "worker-1", OFFER, 7)
 
 
 def test_a_newer_schema_is_refused_with_what_to_do() -> None:

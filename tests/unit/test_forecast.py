@@ -14,7 +14,7 @@ from msgspec import structs
 
 from evalfleet.api.survey import Outlook
 from evalfleet.cli.plan_table import out_of_reach
-from evalfleet.model import Limits, Needs, Offer, Plan, Task, TaskId
+from evalfleet.model import Cost, Lifetime, Limits, Needs, Offer, Plan, Task, TaskId
 from evalfleet.planning.forecast import (
     Basis,
     Chances,
@@ -32,8 +32,8 @@ from evalfleet.planning.forecast import (
 )
 from evalfleet.planning.past import EarlierMachine, EarlierRun, EarlierTask, Past
 
-VM = Offer("cloud", "D4", usd_per_hour=0.36)
-SPOT = Offer("cloud", "D4", usd_per_hour=0.05, spot=True)
+VM = Offer("cloud", "D4", cost=Cost(usd_per_hour=0.36))
+SPOT = Offer("cloud", "D4", spot=True, cost=Cost(usd_per_hour=0.05))
 NOON = datetime(2026, 11, 15, 12, tzinfo=UTC)
 
 
@@ -225,9 +225,9 @@ def test_a_place_that_makes_few_machines_a_minute_makes_the_others_wait() -> Non
 
 def test_a_machine_is_billed_in_steps_and_for_the_least_time_of_its_place() -> None:
     tasks = many(1)
-    dollar = Offer("cloud", "D4", usd_per_hour=3600.0)
-    minute = structs.replace(dollar, least_billed_s=60.0)
-    hourly = structs.replace(dollar, billing_step_s=3600.0)
+    dollar = Offer("cloud", "D4", cost=Cost(usd_per_hour=3600.0))
+    minute = structs.replace(dollar, cost=structs.replace(dollar.cost, least_billed_s=60.0))
+    hourly = structs.replace(dollar, cost=structs.replace(dollar.cost, billing_step_s=3600.0))
     costs = [
         draw(Way(plan_of(), tasks, Option(1, (offer,)), steady(tasks, [offer], 5.0, 10.0)), 0).machines_usd
         for offer in (dollar, minute, hourly)
@@ -236,7 +236,7 @@ def test_a_machine_is_billed_in_steps_and_for_the_least_time_of_its_place() -> N
 
 
 def test_machines_of_a_queue_come_later_and_wait_for_nothing() -> None:
-    job = Offer("service", "job", usd_per_hour=0.36, queues=True, queue_s=300.0)
+    job = Offer("service", "job", cost=Cost(usd_per_hour=0.36), life=Lifetime(queues=True, queue_s=300.0))
     tasks = many(5)
     drawn = [
         draw(Way(plan_of(5), tasks, Option(5, (job,)), steady(tasks, [job])), seed) for seed in range(50)
@@ -261,7 +261,7 @@ def test_what_is_evicted_or_breaks_is_run_again_and_paid() -> None:
 
 def test_tasks_with_needs_of_their_own_run_on_machines_that_meet_them() -> None:
     gpu = Needs(gpus=1)
-    large = Offer("cloud", "NC6", usd_per_hour=3.6, has=gpu)
+    large = Offer("cloud", "NC6", has=gpu, cost=Cost(usd_per_hour=3.6))
     tasks = [*many(3), task("gpu_1", needs=gpu, timeout_s=100_000.0)]
     plan = plan_of(2)
     assert machines_of((VM, large), plan, tasks, 2) == [large, VM]
@@ -313,7 +313,7 @@ def test_the_cheapest_in_time_and_the_quickest_for_the_money_are_chosen() -> Non
 
 def test_more_workers_are_quicker_and_what_is_neither_quicker_nor_cheaper_is_not_best() -> None:
     every = tuple(task(f"web_{n}") for n in range(20))
-    dear = Offer("cloud", "D8", usd_per_hour=0.72)
+    dear = Offer("cloud", "D8", cost=Cost(usd_per_hour=0.72))
     chances = believed(Past([ran({each.id: 100.0 for each in every})]), *every)
     chances = replace(chances, machines={key: [[60.0]] for key in (VM.key, dear.key)})
     options = [Option(1, (VM,)), Option(10, (VM,)), Option(10, (dear,))]

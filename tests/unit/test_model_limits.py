@@ -15,6 +15,7 @@ from evalfleet.model import (
     AttemptId,
     Broken,
     Cause,
+    Cost,
     Metered,
     Metering,
     Micros,
@@ -106,7 +107,7 @@ def test_attempts_at_once_share_what_is_left_and_what_one_does_not_use_is_free_a
 
 
 def test_where_machines_cost_money_half_of_what_is_left_is_theirs() -> None:
-    run = Run(50, [Offer("cloud", "D4", usd_per_hour=0.36, billing_step_s=1.0)], workers=1)
+    run = Run(50, [Offer("cloud", "D4", cost=Cost(usd_per_hour=0.36, billing_step_s=1.0))], workers=1)
     run.state.plan = structs.replace(run.state.plan, metering=METERING)
     with_budget(run, 10.0)
     (first,) = started(run)

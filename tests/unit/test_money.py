@@ -13,9 +13,15 @@ from evalfleet.views.stats import hourly_usd, machine_end
 from .runs import PRICED, Run, of, requested
 from .test_policy_pool import LIFE_S, a_ready_pool
 
-HALF = structs.replace(PRICED, usd_per_hour=3600.0, idle_usd_per_hour=360.0)
+HALF = structs.replace(
+    PRICED, cost=structs.replace(PRICED.cost, usd_per_hour=3600.0, idle_usd_per_hour=360.0)
+)
 """A dollar a second, of which ten cents are the disk's and the address's."""
-SLOW = structs.replace(HALF, least_life_s=100.0, sweep_s=50.0, teardown_s=4.0)
+SLOW = structs.replace(
+    HALF,
+    cost=structs.replace(HALF.cost, sweep_s=50.0),
+    life=structs.replace(HALF.life, least_life_s=100.0, teardown_s=4.0),
+)
 """Its place needs 100 s to end it by itself, and a budget pays its disk for 50 s afterwards ($5)."""
 M1 = MachineId("r-h-1")
 
@@ -39,7 +45,7 @@ def test_a_stopped_machine_costs_its_disk_and_its_address() -> None:
     assert hourly_usd(pool.state, pool.now) == pytest.approx(3600.0)
 
 
-MINUTE = structs.replace(PRICED, usd_per_hour=3600.0, least_billed_s=60.0)
+MINUTE = structs.replace(PRICED, cost=structs.replace(PRICED.cost, usd_per_hour=3600.0, least_billed_s=60.0))
 """A dollar a second, and for a minute at least."""
 
 
@@ -150,7 +156,7 @@ def test_a_switch_is_not_moved_to_a_time_that_it_could_not_keep() -> None:
         before = machine.expires_at
         run.wait(1.0)
         moved = machine.expires_at != before
-        assert not moved or seconds_between(run.now, machine.expires_at) >= SLOW.least_life_s
+        assert not moved or seconds_between(run.now, machine.expires_at) >= SLOW.life.least_life_s
         assert run.state.spend.machines.spent + run.state.spend.machines.reserved <= 1000.0
     assert seconds_between(born, run.now) > 800.0, "the money is used"
     assert run.now - born < 1000 * SECOND

@@ -19,6 +19,7 @@ from evalfleet.model import (
     AttemptId,
     Broken,
     Cause,
+    Cost,
     MachineId,
     Offer,
     ScheduleName,
@@ -32,7 +33,7 @@ from evalfleet.state.attempts import retry_delay_s
 
 from .runs import FREE, PRICED, Run, condemned, of, requested, started, tasks_of
 
-CHEAP = Offer("cloud", "D4", usd_per_hour=36.0)
+CHEAP = Offer("cloud", "D4", cost=Cost(usd_per_hour=36.0))
 """A cent a second."""
 M1, M2, M3 = (MachineId(f"r-h-{n}") for n in (1, 2, 3))
 
@@ -83,13 +84,13 @@ def _only_running(run: Run) -> str:
 
 
 def test_no_more_machines_of_an_offer_than_it_has() -> None:
-    scarce, other = Offer("a", "x", capacity=2), Offer("b", "x", usd_per_hour=1.0)
+    scarce, other = Offer("a", "x", capacity=2), Offer("b", "x", cost=Cost(usd_per_hour=1.0))
     offers = [m.offer for m in requested(Run(9, (scarce, other), workers=4).turn())]
     assert offers == [scarce, scarce, other, other]
 
 
 def test_an_offer_that_refuses_us_is_left_alone_for_a_while() -> None:
-    first, second = Offer("a", "x"), Offer("b", "x", usd_per_hour=1.0)
+    first, second = Offer("a", "x"), Offer("b", "x", cost=Cost(usd_per_hour=1.0))
     run = Run(9, (first, second), workers=1)
     run.turn()
     (again,) = requested(run.lose(M1, Cause.PROVISIONING))
@@ -110,7 +111,7 @@ def test_a_refusal_of_the_whole_place_blocks_all_its_offers() -> None:
 
 def test_a_refusal_of_a_region_is_one_of_all_its_zones() -> None:
     zones = [Offer("a", "x", f"r-{n}", area="r") for n in (1, 2)]
-    elsewhere = Offer("a", "x", "s", usd_per_hour=1.0)
+    elsewhere = Offer("a", "x", "s", cost=Cost(usd_per_hour=1.0))
     run = Run(3, (*zones, elsewhere), workers=1)
     run.turn()
     refusal = MachineCondemned(M1, "no quota", Cause.PROVISIONING, scope="region", permanent=True)
@@ -127,7 +128,7 @@ def test_a_refusal_of_a_family_is_one_of_its_sizes_there() -> None:
 
 def test_what_was_refused_for_good_stays_so_when_earlier_machines_come_up() -> None:
     """Two were asked for at once, and one got the last there was."""
-    full, other = Offer("a", "x"), Offer("b", "x", usd_per_hour=1.0)
+    full, other = Offer("a", "x"), Offer("b", "x", cost=Cost(usd_per_hour=1.0))
     run = Run(9, (full, other), workers=2)
     run.turn()
     run.tell(MachineCondemned(M2, "full", Cause.PROVISIONING, scope="offer", permanent=True))
@@ -398,7 +399,7 @@ def test_a_replacement_machine_takes_the_lane_that_has_tasks() -> None:
 
 
 def test_a_machine_that_has_done_its_lane_takes_one_that_nobody_has() -> None:
-    run = Run(4, (Offer("a", "x", usd_per_hour=1.0, capacity=1),), workers=2, schedule="slices")
+    run = Run(4, (Offer("a", "x", capacity=1, cost=Cost(usd_per_hour=1.0)),), workers=2, schedule="slices")
     run.turn()
     run.ready()
     run.score("t0.0")

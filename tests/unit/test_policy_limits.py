@@ -17,7 +17,7 @@ from evalfleet.events import (
     StopRequested,
     TasksReopened,
 )
-from evalfleet.model import Cause, MachineId, Offer, TaskId, after, seconds_between
+from evalfleet.model import Cause, Cost, Lifetime, MachineId, Offer, TaskId, after, seconds_between
 from evalfleet.policy import Listen, effects, next_deadline
 from evalfleet.state import accepts
 
@@ -27,7 +27,7 @@ M1, M2, M3 = (MachineId(f"r-h-{n}") for n in (1, 2, 3))
 
 
 def silent(run: Run, machine: str) -> MachineSilent:
-    return MachineSilent(MachineId(machine), after(run.now, -FREE.silent_s))
+    return MachineSilent(MachineId(machine), after(run.now, -FREE.life.silent_s))
 
 
 # -- silence -------------------------------------------------------------------------------------
@@ -42,7 +42,7 @@ def test_a_machine_that_is_silent_while_another_answers_is_given_up_soon() -> No
     assert run.tell(MachineAnswered(M2)) == []
     due = next_deadline(run.state, run.now)
     assert due is not None
-    assert seconds_between(run.now, due) == FREE.lost_s - FREE.silent_s - 1.0
+    assert seconds_between(run.now, due) == FREE.life.lost_s - FREE.life.silent_s - 1.0
     decided = run.wait(seconds_between(run.now, due))
     assert condemned(decided) == [M1]
     assert of(MachineCondemned, decided)[0].cause is Cause.CONNECTION
@@ -50,7 +50,11 @@ def test_a_machine_that_is_silent_while_another_answers_is_given_up_soon() -> No
 
 
 def test_a_place_may_pause_its_machines_for_longer() -> None:
-    run = Run(9, workers=3, offers=(msgspec.structs.replace(FREE, lost_s=45.0),))
+    run = Run(
+        9,
+        workers=3,
+        offers=(msgspec.structs.replace(FREE, life=msgspec.structs.replace(FREE.life, lost_s=45.0)),),
+    )
     run.turn()
     run.ready()
     run.tell(silent(run, M1))
@@ -133,12 +137,12 @@ def test_a_fleet_that_stays_silent_is_given_up_at_last() -> None:
 def test_a_store_that_all_machines_speak_through_may_be_away_for_as_long_as_one_of_them_may_be_silent() -> (
     None
 ):
-    mailed = Offer("cloud", "vm", silent_s=60.0, lost_s=600.0)
+    mailed = Offer("cloud", "vm", life=Lifetime(silent_s=60.0, lost_s=600.0))
     run = Run(9, (mailed,), workers=2)
     run.turn()
     run.ready()
     for machine in (M1, M2):
-        run.tell(MachineSilent(MachineId(machine), after(run.now, -mailed.silent_s)))
+        run.tell(MachineSilent(MachineId(machine), after(run.now, -mailed.life.silent_s)))
     assert condemned(run.wait(600.0)) == [], "ten minutes of it, and the minute until it was noticed"
     assert condemned(run.wait(241.0)) == [M1, M2], "a quarter of an hour at last"
 
@@ -275,7 +279,9 @@ def test_a_machine_whose_money_is_up_is_ended_before_its_expiry() -> None:
 
 
 def test_a_teardown_that_takes_time_is_paid_from_the_budget() -> None:
-    slow = Offer("cloud", "D4", usd_per_hour=3600.0, billing_step_s=60.0, teardown_s=120.0)
+    slow = Offer(
+        "cloud", "D4", cost=Cost(usd_per_hour=3600.0, billing_step_s=60.0), life=Lifetime(teardown_s=120.0)
+    )
     run = Run(50, (slow,), workers=1, budget_usd=600.0)
     run.turn()
     run.ready()

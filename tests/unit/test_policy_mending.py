@@ -14,13 +14,15 @@ from evalfleet.events import (
     MachineUnreachable,
     MachineUp,
 )
-from evalfleet.model import Broken, Cause, MachineId, Offer, after
+from evalfleet.model import Broken, Cause, Cost, MachineId, Offer, after
 from evalfleet.policy import Mend, effects
 
 from .runs import PRICED, Run, condemned, of, requested, started
 from .test_policy_pool import Pool
 
-MENDABLE = structs.replace(PRICED, usd_per_hour=0.1, mends=("restart", "redeploy"))
+MENDABLE = structs.replace(
+    PRICED, mends=("restart", "redeploy"), cost=structs.replace(PRICED.cost, usd_per_hour=0.1)
+)
 ONE, TWO = MachineId("r-h-1"), MachineId("r-h-2")
 
 
@@ -181,7 +183,7 @@ def test_a_pools_machine_is_mended_also_if_it_is_the_only_one() -> None:
 # -- taken back ------------------------------------------------------------------------------------
 
 SPOT, OTHER_SPOT, REGULAR = (
-    Offer("cloud", "D4", region, usd_per_hour=usd, spot=spot)
+    Offer("cloud", "D4", region, spot=spot, cost=Cost(usd_per_hour=usd))
     for region, usd, spot in (("east", 0.1, True), ("west", 0.11, True), ("east", 0.4, False))
 )
 OFFERS = (SPOT, OTHER_SPOT, REGULAR)
@@ -218,7 +220,11 @@ def test_where_there_is_nothing_else_spot_machines_are_used_on() -> None:
 
 
 def test_regular_machines_only_within_the_budget() -> None:
-    dear = structs.replace(REGULAR, usd_per_hour=1e6, teardown_s=10.0)
+    dear = structs.replace(
+        REGULAR,
+        cost=structs.replace(REGULAR.cost, usd_per_hour=1e6),
+        life=structs.replace(REGULAR.life, teardown_s=10.0),
+    )
     run = Run(20, (SPOT, dear), workers=1, budget_usd=5.0)
     run.turn()
     run.ready()

@@ -12,8 +12,12 @@ from .runs import FREE, PRICED, Run, condemned, requested, started, tasks_of
 GPU = Needs(gpus=1)
 LARGE = Needs(memory_gb=64.0)
 PLAIN = PRICED
-WITH_GPU = structs.replace(PRICED, size="NC4", usd_per_hour=3 * 3600.0, has=GPU)
-WITH_BOTH = structs.replace(PRICED, size="NC64", usd_per_hour=9 * 3600.0, has=GPU.joined(LARGE))
+WITH_GPU = structs.replace(
+    PRICED, size="NC4", has=GPU, cost=structs.replace(PRICED.cost, usd_per_hour=3 * 3600.0)
+)
+WITH_BOTH = structs.replace(
+    PRICED, size="NC64", has=GPU.joined(LARGE), cost=structs.replace(PRICED.cost, usd_per_hour=9 * 3600.0)
+)
 
 
 def some(count: int, needs: Needs, name: str = "g") -> tuple[Task, ...]:

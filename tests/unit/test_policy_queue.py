@@ -22,14 +22,28 @@ from evalfleet.events import (
     MachineUp,
     StopRequested,
 )
-from evalfleet.model import AttemptId, Cause, MachineId, Offer, Scored, Task, TaskId, after, seconds_between
+from evalfleet.model import (
+    AttemptId,
+    Cause,
+    Cost,
+    Lifetime,
+    MachineId,
+    Offer,
+    Scored,
+    Task,
+    TaskId,
+    after,
+    seconds_between,
+)
 from evalfleet.policy import BringUp, effects, next_deadline
 from evalfleet.state import accepts
 
 from .runs import FREE, Run, condemned, of, requested, started, tasks_of
 
-JOB = Offer("slurm", "job", usd_per_hour=3600.0, queues=True, silent_s=20.0, lost_s=60.0)  # a dollar a second
-FIXED = structs.replace(JOB, extendable=False)
+JOB = Offer(
+    "slurm", "job", cost=Cost(usd_per_hour=3600.0), life=Lifetime(queues=True, silent_s=20.0, lost_s=60.0)
+)  # a dollar a second
+FIXED = structs.replace(JOB, life=structs.replace(JOB.life, extendable=False))
 M1, M2, M3 = (MachineId(f"r-h-{n}") for n in (1, 2, 3))
 QUICK: dict[str, Any] = {"boot_timeout_s": 100.0, "grace_s": 0.0}
 """A machine with a fixed life needs so much more of it than its longest task."""
@@ -195,7 +209,7 @@ def test_a_life_that_can_be_extended_holds_nothing_back() -> None:
 
 
 def test_a_life_is_extended_up_to_what_its_place_allows() -> None:
-    longest = structs.replace(JOB, max_life_s=1500.0)
+    longest = structs.replace(JOB, life=structs.replace(JOB.life, max_life_s=1500.0))
     run = Run(tasks_of(9, timeout_s=400.0), (longest,), workers=1, lease_s=1000.0, **QUICK)
     run.turn()
     work(run, M1)
@@ -246,13 +260,17 @@ def test_a_budget_buys_as_many_whole_lives_as_it_pays() -> None:
 
 
 def test_an_offer_whose_machines_live_too_short_is_passed_over() -> None:
-    brief = structs.replace(FIXED, usd_per_hour=0.0, max_life_s=300.0)
+    brief = structs.replace(
+        FIXED,
+        cost=structs.replace(FIXED.cost, usd_per_hour=0.0),
+        life=structs.replace(FIXED.life, max_life_s=300.0),
+    )
     run = Run(tasks_of(1, timeout_s=400.0), (brief, FREE), workers=1, **QUICK)
     assert [m.offer for m in requested(run.turn())] == [FREE]
 
 
 def test_a_run_for_which_every_machine_lives_too_short_is_refused() -> None:
-    brief = structs.replace(FIXED, max_life_s=300.0)
+    brief = structs.replace(FIXED, life=structs.replace(FIXED.life, max_life_s=300.0))
     run = Run(tasks_of(1, timeout_s=400.0), (brief,), workers=1, **QUICK)
     run.turn()
     assert run.stop.reason == "refused"
@@ -284,7 +302,7 @@ def mixed() -> Run:
 
 
 def fall_silent(run: Run, machine: MachineId) -> None:
-    run.tell(MachineSilent(machine, after(run.now, -run.machine(machine).offer.silent_s)))
+    run.tell(MachineSilent(machine, after(run.now, -run.machine(machine).offer.life.silent_s)))
 
 
 def test_the_silence_of_a_service_is_not_that_of_its_machines() -> None:
@@ -297,7 +315,7 @@ def test_the_silence_of_a_service_is_not_that_of_its_machines() -> None:
 
 
 def test_a_mailbox_that_is_away_for_ten_minutes_ends_nothing_that_runs() -> None:
-    mailed = structs.replace(JOB, capacity=3, silent_s=60.0, lost_s=900.0)
+    mailed = structs.replace(JOB, capacity=3, life=structs.replace(JOB.life, silent_s=60.0, lost_s=900.0))
     run = Run(9, (mailed,), workers=3)
     run.turn()
     for machine in (M1, M2, M3):

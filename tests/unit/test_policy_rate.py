@@ -14,7 +14,7 @@ from msgspec import structs
 from evalfleet.clock import RunClock
 from evalfleet.engine import Engine
 from evalfleet.events import MachineRequested, MachineStopped, PoolPlanned
-from evalfleet.model import Limits, MachineId, Offer, Plan, Task, TaskId
+from evalfleet.model import Cost, Limits, MachineId, Offer, Plan, Task, TaskId
 from evalfleet.named_pools import PoolView, changes
 from evalfleet.policy import POOL, next_deadline
 from evalfleet.policy.pace import MINUTE_S, workers
@@ -29,8 +29,8 @@ from sim.world import Faults, Life, World
 
 from .runs import Run, tasks_of
 
-SLOW = Offer("cloud", "D4", "east", usd_per_hour=0.36, billing_step_s=1.0, creates_a_minute=3)
-ELSEWHERE = structs.replace(SLOW, region="west", usd_per_hour=0.4)
+SLOW = Offer("cloud", "D4", "east", creates_a_minute=3, cost=Cost(usd_per_hour=0.36))
+ELSEWHERE = structs.replace(SLOW, region="west", cost=structs.replace(SLOW.cost, usd_per_hour=0.4))
 
 
 def asked(run: Run) -> int:

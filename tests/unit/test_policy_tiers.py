@@ -19,14 +19,18 @@ from evalfleet.events import (
     decode,
     encode,
 )
-from evalfleet.model import Cause, Offer, Plan, after, seconds_between
+from evalfleet.model import Cause, Cost, Offer, Plan, after, seconds_between
 from evalfleet.policy.tiers import LONGEST_PAUSE_S, in_order
 from evalfleet.state import Circuit, RunState, apply
 from evalfleet.views.notable import by_place
 
 from .runs import Run
 
-DEAR, CHEAP, FIRST = Offer("a", "large", "", 3.0), Offer("b", "small", "", 1.0), Offer("a", "small", "", 2.0)
+DEAR, CHEAP, FIRST = (
+    Offer("a", "large", "", cost=Cost(usd_per_hour=3.0)),
+    Offer("b", "small", "", cost=Cost(usd_per_hour=1.0)),
+    Offer("a", "small", "", cost=Cost(usd_per_hour=2.0)),
+)
 
 
 def test_offers_come_in_the_order_of_their_places_then_by_price_unless_they_are_mixed() -> None:
@@ -35,7 +39,7 @@ def test_offers_come_in_the_order_of_their_places_then_by_price_unless_they_are_
     assert in_order(Plan("r", "b", ("a", "b")), [DEAR, CHEAP, FIRST]) == [CHEAP, FIRST, DEAR]
 
 
-MINE, CLOUD = Offer("mine", "host", capacity=2), Offer("cloud", "vm", usd_per_hour=1.0)
+MINE, CLOUD = Offer("mine", "host", capacity=2), Offer("cloud", "vm", cost=Cost(usd_per_hour=1.0))
 
 
 def two_places(tasks: int = 40, offers: Sequence[Offer] = (MINE, CLOUD), **limits: Any) -> Run:
@@ -77,7 +81,10 @@ def test_the_first_place_is_filled_before_the_next_one_is_asked() -> None:
 
 
 def test_a_dearer_place_comes_first_and_the_next_one_when_the_budget_does_not_pay_it() -> None:
-    dear, cheap = Offer("mine", "vm", usd_per_hour=3600.0), Offer("cloud", "vm", usd_per_hour=0.36)
+    dear, cheap = (
+        Offer("mine", "vm", cost=Cost(usd_per_hour=3600.0)),
+        Offer("cloud", "vm", cost=Cost(usd_per_hour=0.36)),
+    )
     assert places_of(two_places(offers=(dear, cheap), workers=2)) == {"mine": 2}
     assert places_of(two_places(offers=(dear, cheap), workers=2, budget_usd=0.01)) == {"cloud": 2}
 

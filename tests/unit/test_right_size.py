@@ -8,13 +8,13 @@ import pytest
 
 from evalfleet.benchmarks.waa.benchmark import WaaBenchmark
 from evalfleet.channels.samples import Load, Samples
-from evalfleet.model import SECOND, Needs, Offer, Task, TaskId
+from evalfleet.model import SECOND, Cost, Needs, Offer, Task, TaskId
 from evalfleet.planning.past import DomainLoad, domain_loads
 from evalfleet.planning.right_size import needs_of_domain
 
 from .runs import Run
 
-VM = Offer("cloud", "D4", usd_per_hour=0.2, cpus=4, memory_gb=16.0)
+VM = Offer("cloud", "D4", cpus=4, memory_gb=16.0, cost=Cost(usd_per_hour=0.2))
 ASKED = Needs(cpus=8, memory_gb=32.0, disk_gb=128.0, nested_virtualization=True)
 LEAST = Needs(cpus=2, memory_gb=12.0, disk_gb=128.0, nested_virtualization=True)
 
@@ -47,7 +47,7 @@ def test_loads_are_told_apart_by_domain_in_gigabytes_and_processors(tmp_path: Pa
 
 
 def test_machines_of_unknown_size_and_runs_without_samples_tell_nothing(tmp_path: Path) -> None:
-    unknown = ran(tmp_path / "a", Offer("cloud", "D4", usd_per_hour=0.2), {"web": (0.2, 0.25)})
+    unknown = ran(tmp_path / "a", Offer("cloud", "D4", cost=Cost(usd_per_hour=0.2)), {"web": (0.2, 0.25)})
     assert domain_loads(tmp_path / "a", [unknown.state]) == {}
     run = ran(tmp_path / "b", VM, {"web": (0.2, 0.25)})
     assert domain_loads(tmp_path / "elsewhere", [run.state]) == {}

@@ -129,7 +129,7 @@ def test_a_spot_node_costs_no_more_than_a_regular_one(region: str, tmp_path: Pat
         batch.offers_of("b", AzureBatchSettings(account="a.eastus", **some), region, book, Needs()),
     ]
     for offers in found:
-        regular = {offer.size: offer.usd_per_hour for offer in offers if not offer.spot}
-        spot = {offer.size: offer.usd_per_hour for offer in offers if offer.spot}
+        regular = {offer.size: offer.cost.usd_per_hour for offer in offers if not offer.spot}
+        spot = {offer.size: offer.cost.usd_per_hour for offer in offers if offer.spot}
         assert regular.keys() == spot.keys() == set(sizes)
         assert all(spot[size] <= regular[size] for size in spot)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from evalfleet.model import SECOND, Broken, Cause, Offer, ScheduleName, Scored, Task, TaskId
+from evalfleet.model import SECOND, Broken, Cause, Cost, Offer, ScheduleName, Scored, Task, TaskId
 from evalfleet.schedules import orders
 from evalfleet.views import stats
 from evalfleet.views.frame import FrameSize, as_text, frame
@@ -189,6 +189,6 @@ def test_the_live_view_says_so_too() -> None:
 
 
 def test_a_month_of_stopped_machines_costs_their_disks_and_addresses() -> None:
-    run = Run(2, [Offer("cloud", "D4", usd_per_hour=0.2, idle_usd_per_hour=0.03)], workers=2)
+    run = Run(2, [Offer("cloud", "D4", cost=Cost(usd_per_hour=0.2, idle_usd_per_hour=0.03))], workers=2)
     run.turn()
     assert stats.stopped_monthly_usd(run.state) == pytest.approx(2 * 0.03 * 730)

@@ -9,6 +9,7 @@ from evalfleet.model import (
     Broken,
     Cause,
     Collected,
+    Cost,
     Limits,
     MachineId,
     Micros,
@@ -33,7 +34,7 @@ class Feed:
         self.state = RunState()
         self.records: list[ev.Record] = []
         self.now = START
-        self.offer = Offer("lab", "big", "east", usd_per_hour)
+        self.offer = Offer("lab", "big", "east", cost=Cost(usd_per_hour=usd_per_hour))
         plan = Plan("run1", "bench", ("lab",), model="m-1", limits=Limits(workers=machines, attempts=1))
         self.add(ev.RunPlanned(plan, tasks))
         self.add(

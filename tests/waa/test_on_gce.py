@@ -112,7 +112,7 @@ def test_waa_runs_on_machines_that_can_run_virtual_machines(
     assert all(body["advancedMachineFeatures"] == {"enableNestedVirtualization": True} for body in bodies)
     records = Store.open(desk.home, create=False).read("r")
     offers = [each.event.offer for each in records if isinstance(each.event, MachineRequested)]
-    assert [offer.usd_per_hour for offer in offers] == [pytest.approx(usd, abs=1e-5)]
+    assert [offer.cost.usd_per_hour for offer in offers] == [pytest.approx(usd, abs=1e-5)]
     cost = json.loads((desk.home / "r/results.json").read_text())["cost"]
     assert "discounted" in str(cost["prices_as_of"])
     (machine,) = state.machines.values()

@@ -85,7 +85,7 @@ async def work_at(
     work: Work, machine: MachineState, place: Place, holds: Holds, journal: SqliteJournal
 ) -> ActionResult:
     """Do the work on a machine of the pool, and tell what went wrong, if anything."""
-    fence = fence_of(holds, machine.id, Fence(holds.pool, journal.epoch, machine.offer.silent_s))
+    fence = fence_of(holds, machine.id, Fence(holds.pool, journal.epoch, machine.offer.life.silent_s))
     channel = place.channel(machine_of(machine), fence)
     try:
         await work(PoolMachine(machine, place, fence, channel, journal))
@@ -151,9 +151,9 @@ async def _mend(place: Mendable, machine: MachineState, left_s: float) -> None:
 
 def check_life(offers: Sequence[Offer], expires_s: float) -> None:
     """A place may be unable to end a machine by itself so soon. Raises RequestError."""
-    least = min(offers, key=lambda offer: offer.least_life_s, default=None)
-    if least is not None and expires_s < least.least_life_s:
-        minutes = f"{least.least_life_s / 60:.0f}m"
+    least = min(offers, key=lambda offer: offer.life.least_life_s, default=None)
+    if least is not None and expires_s < least.life.least_life_s:
+        minutes = f"{least.life.least_life_s / 60:.0f}m"
         raise RequestError(
             f"--expires is {expires_s / 60:.0f} minutes, and {least.place} cannot end a machine by itself "
             f"before {minutes}: say {minutes} or more (`evalfleet pool stop` and `pool delete` act at once)"

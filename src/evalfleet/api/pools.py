@@ -319,7 +319,7 @@ class Pool:
     async def _ask(self, view: PoolView, machine: MachineState, place: Place) -> ActionResult:
         hold = view.holds.get(machine.id)
         epoch = self.store.stream(self.name).epoch if hold is None else hold.epoch
-        fence = pool_fence(self.name, hold, Fence(self.name, epoch, machine.offer.silent_s))
+        fence = pool_fence(self.name, hold, Fence(self.name, epoch, machine.offer.life.silent_s))
         channel = place.channel(machine_of(machine), fence)
         try:
             async with asyncio.timeout(PROBE_S):

@@ -57,7 +57,7 @@ def _machines_by_day(states: Iterable[RunState], settings: CostSettings, now: Mi
     found: defaultdict[Key, Counted] = defaultdict(Counted)
     for state in states:
         for machine in state.machines.values():
-            if machine.offer.size == BORROWED or not machine.offer.usd_per_hour:
+            if machine.offer.size == BORROWED or not machine.offer.cost.usd_per_hour:
                 continue  # its pool has it, or it costs nothing
             paid = _billed_share(machine.offer, settings)
             cost, slack = paid * machine_usd(machine, now), paid * _slack_usd(machine)
@@ -71,7 +71,7 @@ def _machines_by_day(states: Iterable[RunState], settings: CostSettings, now: Mi
 def _billed_share(offer: Offer, settings: CostSettings) -> float:
     """What of an offer's list price is billed, by what the settings say of the contract."""
     if offer.size in settings.reserved and not offer.spot:
-        return offer.idle_usd_per_hour / offer.usd_per_hour
+        return offer.cost.idle_usd_per_hour / offer.cost.usd_per_hour
     return 1 - settings.discount
 
 
@@ -82,7 +82,7 @@ def _slack_usd(machine: MachineState) -> float:
         if machine.condemned_at is None or machine.gone_at is None
         else max(0.0, seconds_between(machine.condemned_at, machine.gone_at))
     )
-    return (seconds_between(machine.billed_at, up) + ended) * machine.offer.usd_per_hour / 3600
+    return (seconds_between(machine.billed_at, up) + ended) * machine.offer.cost.usd_per_hour / 3600
 
 
 def _shares(start: Micros, end: Micros) -> Iterator[tuple[str, float]]:

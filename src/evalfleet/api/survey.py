@@ -126,7 +126,7 @@ async def survey(workspace: Workspace, resolved: Resolved, examiner: Examiner | 
             machine_s[name] = guessed_machine_s(boot_s, allowed_setup_s(plan) if boot_s else 0.0)
             if boot_s and isinstance(place, Stoppable):
                 start_s[name] = (0.3 * boot_s, 1.2 * boot_s)
-            new = any(offer.usd_per_hour > 0 and offer.capacity is None for offer in own)
+            new = any(offer.cost.usd_per_hour > 0 and offer.capacity is None for offer in own)
             if examiner is not None and new and isinstance(place, Checked) and not resolved.borrowed:
                 checks[name] = await examiner.checks(place, needs, own)
         special = [task for task in resolved.tasks if task.needs is not None and kinds]
@@ -193,7 +193,7 @@ def short_budget(resolved: Resolved, seen: Survey, expected: Estimate) -> str:
     budget_usd = resolved.plan.limits.budget_usd
     if budget_usd is None or not seen.made:
         return ""
-    ready_usd = seen.offers[0].usd_per_hour * expected.machine_s / HOUR_S
+    ready_usd = seen.offers[0].cost.usd_per_hour * expected.machine_s / HOUR_S
     if ready_usd < budget_usd:
         return ""
     return (
@@ -263,7 +263,7 @@ async def outlook(
         ways += [
             Way(plan, tasks, _in_a_pool(workspace, option), stopped)
             for alike in own.by_size(spot=False)[:1]
-            if not alike[0].queues  # jobs of a service cannot be stopped and kept
+            if not alike[0].life.queues  # jobs of a service cannot be stopped and kept
             for option in _options(own, alike, workers, resolved, pool=True)
         ]
     if not ways:

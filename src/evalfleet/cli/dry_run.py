@@ -72,6 +72,13 @@ def _made(place: str, made: Sequence[Made]) -> str:
     return "\n".join((*lines, f"`evalfleet doctor {place}` looks whether they can be had"))
 
 
+def _flat(offer: Offer) -> dict[str, Any]:
+    """Return what the offer is, what it costs and how long it lives, as one object."""
+    fields: dict[str, Any] = msgspec.to_builtins(offer)
+    parts: dict[str, Any] = {**fields.pop("cost", {}), **fields.pop("life", {})}
+    return {**fields, **parts}
+
+
 def _offers(offers: Sequence[Offer]) -> str:
     if not offers:
         return "none"
@@ -86,8 +93,8 @@ def _where(resolved: Resolved) -> str:
 
 def _offer(offer: Offer) -> str:
     words = (offer.place, offer.region, offer.size, "spot" if offer.spot else "")
-    of_when = f" (price of {offer.priced})" if offer.priced else ""
-    return f"{' '.join(word for word in words if word)} at ${offer.usd_per_hour:g}/h{of_when}"
+    of_when = f" (price of {offer.cost.priced})" if offer.cost.priced else ""
+    return f"{' '.join(word for word in words if word)} at ${offer.cost.usd_per_hour:g}/h{of_when}"
 
 
 def _limits(resolved: Resolved) -> str:
@@ -118,7 +125,7 @@ def _figures(resolved: Resolved, seen: Survey, expected: Estimate) -> str:
     if expected.machine_s >= 3:  # what shows
         sum_up += f" + {expected.machine_s / 60:.1f} min a machine ({expected.machine_basis})"
     figures = f"{expected.duration_s / 60:.1f} min, {expected.machine_hours:.2f} machine-hours, {usd}"
-    priced = seen.offers[0].priced if seen.offers else ""
+    priced = seen.offers[0].cost.priced if seen.offers else ""
     basis = f"{expected.basis}; prices of {priced}" if priced else expected.basis
     return f"{figures} ({basis}; {sum_up})"
 
@@ -143,7 +150,7 @@ def _document(resolved: Resolved, seen: Survey, expected: Estimate, warnings: Se
         "duration_seconds": round(expected.duration_s, 1),
         "machine_hours": round(expected.machine_hours, 3),
         "usd": None if expected.usd is None else round(expected.usd, 4),
-        "prices_as_of": (seen.offers[0].priced if seen.offers else "") or None,
+        "prices_as_of": (seen.offers[0].cost.priced if seen.offers else "") or None,
         "basis": expected.basis,
     }
     if (span := models_span(resolved)) is not None:
@@ -151,7 +158,7 @@ def _document(resolved: Resolved, seen: Survey, expected: Estimate, warnings: Se
     return {
         "plan": msgspec.to_builtins(resolved.plan),
         "tasks": [task.id for task in resolved.tasks],
-        "offers": msgspec.to_builtins(seen.offers),
+        "offers": [_flat(offer) for offer in seen.offers],
         "creates": {place: msgspec.to_builtins(made) for place, made in seen.made.items()},
         "estimate": figures,
         "home": str(resolved.home),

@@ -65,7 +65,7 @@ def described(resolved: Resolved, found: Outlook, draws: int) -> str:
     if not all(each.option.within_quota for each in shown):
         lines.append("! more machines than the quota lasts for")
     lines += [*basis_lines(found.chances), _models_line(found)]
-    dates = {each.option.offer.priced for each in shown} - {""}
+    dates = {each.option.offer.cost.priced for each in shown} - {""}
     lines += [f"prices of {', '.join(sorted(dates))}"] if dates else []
     unfinished = max(each.unfinished for each in shown)
     if unfinished > 0.05:
@@ -90,8 +90,8 @@ def _heading(group: Sequence[Forecast]) -> str:
     """What machines these are, what one costs, and how many more there can be."""
     option = group[0].option
     parts = [where(option)]
-    if option.offer.usd_per_hour:
-        parts.append(f"${option.offer.usd_per_hour:g} an hour")
+    if option.offer.cost.usd_per_hour:
+        parts.append(f"${option.offer.cost.usd_per_hour:g} an hour")
     if option.pool:
         names = dict.fromkeys(each.option.pool_name for each in group if each.option.pool_name)
         parts.append(", ".join(f"pool {name}" for name in names) or "no such pool is here yet")
@@ -175,8 +175,8 @@ def _option(forecast: Forecast) -> OptionDocument:
         "spot": offer.spot,
         "stopped_pool": option.pool,
         "pool": option.pool_name or None,
-        "usd_per_hour": offer.usd_per_hour,
-        "prices_as_of": offer.priced or None,
+        "usd_per_hour": offer.cost.usd_per_hour,
+        "prices_as_of": offer.cost.priced or None,
         "seconds": range_document(forecast.seconds, 1),
         "machines_usd": range_document(forecast.machines_usd, 4),
         "models_usd": None if forecast.models_usd is None else range_document(forecast.models_usd, 4),

@@ -307,7 +307,7 @@ async def _is_gone(tools: Tools, machine: MachineState, ended: Ended) -> bool:
     A job can write what its machine reads: nothing that is said there is believed where it would give the
     task another attempt for nothing. A machine that is told beforehand is still there for a while.
     """
-    evictable = ended.reason == "evicted" and (machine.offer.spot or machine.offer.queues)
+    evictable = ended.reason == "evicted" and (machine.offer.spot or machine.offer.life.queues)
     with suppress(TimeoutError, PlaceError):
         async with asyncio.timeout(EVICTION_S if evictable else LOOK_S):
             while True:
@@ -535,7 +535,7 @@ def _is_dead(tools: Tools, machine: MachineState) -> bool:
         return True
     if machine.silent_since is None or not proven_online(tools.state, machine):
         return False
-    return tools.clock.now() >= after(machine.silent_since, max(DEAD_S, 2 * machine.offer.silent_s))
+    return tools.clock.now() >= after(machine.silent_since, max(DEAD_S, 2 * machine.offer.life.silent_s))
 
 
 def _metered_late(tools: Tools, attempt: AttemptState) -> Metered | None:
@@ -630,7 +630,7 @@ async def _bring_home(tools: Tools, machine: MachineState, attempt: AttemptState
 
 async def _answers_again(tools: Tools, machine: MachineState) -> bool:
     """Wait until the machine answers. False: it was given up, or the run is over and waits no longer."""
-    patience = after(tools.clock.now(), machine.offer.lost_s)
+    patience = after(tools.clock.now(), machine.offer.life.lost_s)
     while machine.phase in ("ready", "mending") or (machine.cause is None and tools.clock.now() < patience):
         if _is_dead(tools, machine):
             return False

@@ -144,14 +144,14 @@ async def _leave_queue(tools: Tools, machine: MachineState) -> Machine | None:
     """Wait until its service has started it, or shows it no more: for as long as its offer says."""
     queued_at = machine.queued_at
     if machine.phase == "requested":
-        limit_s = tools.state.limits.boot_timeout_s  # `Offer.boot_s` counts from its start
+        limit_s = tools.state.limits.boot_timeout_s  # `Lifetime.boot_s` counts from its start
         async with asyncio.timeout(_time_left_s(tools, limit_s, machine.requested_at)):
             await _create(tools, machine)
             seen = await _once(tools, machine, lambda seen: seen is not None)
         if seen is not None and seen.phase == "queued":
             tools.report(MachineQueued(machine.id, seen.detail))
             queued_at = tools.clock.now()
-    queue_s, said, said_at = machine.offer.max_queue_s, "", tools.clock.now()
+    queue_s, said, said_at = machine.offer.life.max_queue_s, "", tools.clock.now()
 
     def is_over(seen: Machine | None) -> bool:
         nonlocal said, said_at
@@ -255,7 +255,7 @@ class _NeverStarted(Exception):
 
 async def _boot_in_time(tools: Tools, machine: MachineState, begun: Micros) -> Machine:
     """A service may say for hours that a job runs whose container never started."""
-    limit_s = (machine.offer.boot_s or SERVICE_START_S) if machine.offer.queues else None
+    limit_s = (machine.offer.life.boot_s or SERVICE_START_S) if machine.offer.life.queues else None
     if limit_s is None:
         return await _boot(tools, machine)
     spent_s = seconds_between(begun, tools.clock.now())
@@ -290,7 +290,7 @@ class _StartTeller:
 
 async def _boot(tools: Tools, machine: MachineState, start: _StartTeller | None = None) -> Machine:
     """Create the machine and wait until its place says that it is up, or gone again."""
-    if not machine.offer.queues:
+    if not machine.offer.life.queues:
         await _create(tools, machine)
         seen = await _once(tools, machine, lambda seen: seen is not None and seen.phase != "pending")
     else:
@@ -373,7 +373,7 @@ def lifetime_s(tools: Tools, machine: MachineState, expires_at: Micros) -> float
 
     That of a machine which waits in a queue begins when it starts.
     """
-    margin = min(CALL_MARGIN_S, machine.offer.teardown_s / 4)
+    margin = min(CALL_MARGIN_S, machine.offer.life.teardown_s / 4)
     begin = machine.billed_at if machine.unstarted else tools.clock.now()
     return max(0.0, seconds_between(begin, expires_at) - margin)
 
@@ -476,9 +476,9 @@ async def tear_down(tools: Tools, machine: MachineState) -> None:
                 tools.report(MachineDeleteRefused(machine.id, refused))
             await asyncio.sleep(pause)
             pause = min(pause * 2, tools.pace.poll_cap_s * 3) if refused else tools.pace.poll_s
-        elif gone_at is None and machine.offer.settle_s > 0:
+        elif gone_at is None and machine.offer.life.settle_s > 0:
             gone_at = tools.clock.now()
-            await asyncio.sleep(machine.offer.settle_s)
+            await asyncio.sleep(machine.offer.life.settle_s)
         else:
             break
     gone_at = gone_at or tools.clock.now()

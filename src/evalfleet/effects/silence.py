@@ -81,7 +81,7 @@ async def _ask_others(tools: Tools, machine: MachineState) -> None:
 
 def _tells(other: MachineState, silent: MachineState) -> bool:
     """Does hearing the other one say anything about the silent one? A service speaks for its own only."""
-    return not silent.offer.queues or other.offer.place == silent.offer.place
+    return not silent.offer.life.queues or other.offer.place == silent.offer.place
 
 
 async def _ask(tools: Tools, machine: MachineState) -> None:
@@ -97,7 +97,7 @@ async def _ask(tools: Tools, machine: MachineState) -> None:
 
 def silent_since(tools: Tools, machine: MachineState) -> Micros:
     """Since when a machine has been silent whose channel has just given up."""
-    return after(tools.clock.now(), -machine.offer.silent_s)
+    return after(tools.clock.now(), -machine.offer.life.silent_s)
 
 
 # -- mended by its place -----------------------------------------------------------------------------------

@@ -126,7 +126,7 @@ class Tools:
                 host_key=machine.host_key,
             )
             seen = seen or known
-            fence = Fence(self.state.plan.run, self.epoch, machine.offer.silent_s)
+            fence = Fence(self.state.plan.run, self.epoch, machine.offer.life.silent_s)
             if self.fence_of is not None:
                 fence = self.fence_of(machine.id, fence)
             self._channels[machine.id] = self.place_of(machine).channel(seen, fence)

@@ -20,8 +20,10 @@ from evalfleet.model import (
     Bundle,
     Collected,
     Command,
+    Cost,
     Ended,
     Job,
+    Lifetime,
     Machine,
     MachineId,
     Micros,
@@ -116,18 +118,18 @@ class LentPlace:
                 offer.place,
                 BORROWED,
                 offer.region,
-                offer.usd_per_hour,
-                offer.spot,
-                offer.billing_step_s,
+                spot=offer.spot,
                 capacity=many,
-                teardown_s=offer.teardown_s,
-                priced=offer.priced,
-                silent_s=offer.silent_s,
-                lost_s=offer.lost_s,
                 has=offer.has,
                 cpus=offer.cpus,
                 memory_gb=offer.memory_gb,
                 lent=True,
+                cost=Cost(offer.cost.usd_per_hour, offer.cost.billing_step_s, priced=offer.cost.priced),
+                life=Lifetime(
+                    silent_s=offer.life.silent_s,
+                    lost_s=offer.life.lost_s,
+                    teardown_s=offer.life.teardown_s,
+                ),
             )
             for offer in offers[:1]
         ]
@@ -202,7 +204,7 @@ class LentPlace:
     async def _clear(self, hold: Hold, once: str = "") -> None:
         """Whatever an earlier borrower left running ends now."""
         known = self._pool().state.machines[hold.machine]
-        fence = pool_fence(hold.pool, hold, Fence(self._run, self._epoch, known.offer.silent_s))
+        fence = pool_fence(hold.pool, hold, Fence(self._run, self._epoch, known.offer.life.silent_s))
         channel = self._place.channel(machine_of(known), fence)
         try:
             async with asyncio.timeout(CLEAR_S):

@@ -25,7 +25,7 @@ from evalfleet.channels.supervisor.files import job_name, make_key, read_key
 from evalfleet.channels.supervisor.machine import DELETING, halt_machine, open_socket, order, remove_machine
 from evalfleet.channels.supervisor.processes import host_environment
 from evalfleet.errors import ChannelError, NoSuchMachine, PlaceError
-from evalfleet.model import Machine, MachineId, Needs, Offer
+from evalfleet.model import Cost, Machine, MachineId, Needs, Offer
 from evalfleet.ports import Belonging, Channel, Dialled, Fence, PlaceContext
 
 START_S = 30.0
@@ -99,9 +99,8 @@ class LocalPlace:
             Offer(
                 place=self._name,
                 size="process",
-                usd_per_hour=settings.usd_per_hour,
-                billing_step_s=settings.billing_step_s,
                 capacity=settings.max_machines,
+                cost=Cost(usd_per_hour=settings.usd_per_hour, billing_step_s=settings.billing_step_s),
             ),
         )
 

@@ -249,7 +249,7 @@ def estimate(plan: Plan, tasks: Sequence[Task], machines: Sequence[Offer], chanc
         machine_s,
         duration_s,
         hours * max(1, len(machines)),
-        sum(offer.usd_per_hour * hours for offer in machines) if machines else None,
+        sum(offer.cost.usd_per_hour * hours for offer in machines) if machines else None,
         EARLIER if weights else "at most: every task at its time limit, tried once",
         EARLIER if chances.known_machines else guess,
     )
@@ -508,8 +508,8 @@ class _Runs:
 
     def _ask(self, offer: Offer, lane: int, now: float) -> None:
         rng, begins, evicted_at = self._rng, now, math.inf
-        if offer.queues and not self._option.pool:
-            queue_s = QUEUE_S if offer.queue_s is None else offer.queue_s
+        if offer.life.queues and not self._option.pool:
+            queue_s = QUEUE_S if offer.life.queue_s is None else offer.life.queue_s
             begins += rng.expovariate(1 / queue_s) if queue_s else 0.0
         if offer.spot:
             evicted_at = begins + HOUR_S * rng.expovariate(self._chances.evictions_an_hour)

@@ -46,7 +46,8 @@ def grant_s(state: RunState, now: Micros, offer: Offer, sharers: int) -> float:
     seconds = min(first_lease_s(state, offer), _time_left_s(state, now))
     if state.limits.budget_usd is None:
         return seconds
-    least_s = offer.least_life_s if offer.extendable else max(offer.least_life_s, any_task_s(state, offer))
+    life = offer.life
+    least_s = life.least_life_s if life.extendable else max(life.least_life_s, any_task_s(state, offer))
     paid_s = affordable_s(offer, _free_for_machines(state) / _payable(state, offer, sharers, least_s))
     return min(seconds, paid_s) if paid_s >= least_s else 0.0
 
@@ -66,10 +67,10 @@ def first_lease_s(state: RunState, offer: Offer) -> float:
     longer one money that is held, or lost if nobody is there to delete the machine.
     """
     lease_s = _lease_s(state)
-    if not offer.extendable:
+    if not offer.life.extendable:
         planned_s, needed_s = _planned_s(state), any_task_s(state, offer)
         lease_s = max(lease_s, needed_s) if planned_s is None else needed_s + PLAN_MARGIN * planned_s
-    return lease_s if offer.max_life_s is None else min(lease_s, offer.max_life_s)
+    return lease_s if offer.life.max_life_s is None else min(lease_s, offer.life.max_life_s)
 
 
 def _planned_s(state: RunState) -> float | None:
@@ -93,15 +94,15 @@ def worthwhile(state: RunState, offer: Offer, seconds: float) -> bool:
     One whose life has an end must have time for any of the tasks after the slowest boot: so a machine that is
     let go because nothing fits any more was of use before, and asking for the next one leads somewhere.
     """
-    life_s = offer.max_life_s if offer.extendable else seconds
+    life_s = offer.life.max_life_s if offer.life.extendable else seconds
     enough = life_s is None or life_s >= any_task_s(state, offer)
-    return enough and seconds >= 2 * offer.teardown_s + LAST_CALL_S
+    return enough and seconds >= 2 * offer.life.teardown_s + LAST_CALL_S
 
 
 def any_task_s(state: RunState, offer: Offer) -> float:
     """How long a machine must live to be of use for any task, however slowly it boots."""
     limits = state.limits
-    return limits.boot_limit_s(offer) + state.longest_s + limits.grace_s + offer.teardown_s + LAST_CALL_S
+    return limits.boot_limit_s(offer) + state.longest_s + limits.grace_s + offer.life.teardown_s + LAST_CALL_S
 
 
 def outlives(state: RunState, now: Micros, task: Task, machine: MachineState) -> bool:
@@ -110,9 +111,9 @@ def outlives(state: RunState, now: Micros, task: Task, machine: MachineState) ->
     if not offer.bounded:
         return False
     end = machine.expires_at
-    if offer.extendable and offer.max_life_s is not None:
-        end = after(machine.billed_at, offer.max_life_s)
-    return after(now, task.limit_s + state.limits.grace_s) > after(end, -offer.teardown_s)
+    if offer.life.extendable and offer.life.max_life_s is not None:
+        end = after(machine.billed_at, offer.life.max_life_s)
+    return after(now, task.limit_s + state.limits.grace_s) > after(end, -offer.life.teardown_s)
 
 
 def renew_or_end(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event]:
@@ -123,20 +124,20 @@ def renew_or_end(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[
     if now >= machine.ends_at:  # nobody was here, so its place has ended it, and it is paid until then
         return [MachineCondemned(machine.id, "it had expired", Cause.MACHINE_LOST)]
     expires_at = max(machine.expires_at, _renewed(state, now, machine))
-    if seconds_between(now, expires_at) <= machine.offer.teardown_s + LAST_CALL_S:
+    if seconds_between(now, expires_at) <= machine.offer.life.teardown_s + LAST_CALL_S:
         return [MachineCondemned(machine.id, _why_ended(state, now, machine))]
     return [MachineExtended(machine.id, expires_at)]
 
 
 def _renewed(state: RunState, now: Micros, machine: MachineState) -> Micros:
     offer = machine.offer
-    if not offer.extendable:
+    if not offer.life.extendable:
         return machine.expires_at
     wanted = _affordable(state, machine, after(now, min(_lease_s(state), _time_left_s(state, now))))
-    if offer.max_life_s is not None:
-        wanted = min(wanted, after(machine.billed_at, offer.max_life_s))
+    if offer.life.max_life_s is not None:
+        wanted = min(wanted, after(machine.billed_at, offer.life.max_life_s))
     # a switch that is set anew cannot act sooner: better the time that it has
-    return wanted if seconds_between(now, wanted) >= offer.least_life_s else machine.expires_at
+    return wanted if seconds_between(now, wanted) >= offer.life.least_life_s else machine.expires_at
 
 
 def _affordable(state: RunState, machine: MachineState, wanted: Micros) -> Micros:
@@ -178,8 +179,8 @@ def _lease_s(state: RunState) -> float:
 def _why_ended(state: RunState, now: Micros, machine: MachineState) -> str:
     if _time_left_s(state, now) < state.limits.lease_s:
         return "the run's time limit is near"
-    longest_s = machine.offer.max_life_s
+    longest_s = machine.offer.life.max_life_s
     at_most = longest_s is not None and machine.expires_at >= after(machine.billed_at, longest_s)
-    if at_most or not machine.offer.extendable:
+    if at_most or not machine.offer.life.extendable:
         return "its place lets it live no longer"
     return "the budget pays it no longer"

@@ -111,7 +111,7 @@ def _turns_s(offers: Sequence[Offer], machines: float) -> float:
 def _payable(state: RunState, offers: Sequence[Offer], work_s: float, each_s: float) -> int:
     """How many machines the budget pays, if each costs its boot and half a task at either end beside its
     share of the work."""
-    price = min((offer.usd_per_hour for offer in offers), default=0.0) / 3600
+    price = min((offer.cost.usd_per_hour for offer in offers), default=0.0) / 3600
     if state.limits.budget_usd is None or price <= 0:
         return state.limits.workers
     spare_s = MARGIN * (free_usd(state) + state.spend.machines.reserved) / price - work_s

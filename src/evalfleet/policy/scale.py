@@ -24,7 +24,7 @@ def request(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event
     choices = _choices(state, now, offers)
     if not choices:
         return _out_of_time(state, now, offers)
-    if choices[0].usd_per_hour > 0 and _would_be_idle(state, now):
+    if choices[0].cost.usd_per_hour > 0 and _would_be_idle(state, now):
         return []
     granted = ((offer, grant_s(state, now, offer, sharers=wanted)) for offer in choices)
     found = next(((offer, seconds) for offer, seconds in granted if worthwhile(state, offer, seconds)), None)
@@ -102,7 +102,7 @@ def _needs_witness(state: RunState) -> bool:
         return False
     first = state.machines[next(iter(state.silent))]
     # one that queues tells nothing soon
-    return not first.offer.queues and not proven_online(state, first)
+    return not first.offer.life.queues and not proven_online(state, first)
 
 
 def _lanes_without_machine(state: RunState) -> int:
@@ -231,11 +231,12 @@ def _out_of_time(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[
     longest = f"the longest task may take {state.longest_s:g} s"
     if any(time_is_short(state, now, offer) for offer in offers):
         return [StopRequested("time", f"too little time is left for another machine: {longest}")]
-    best = max(offers, key=lambda offer: offer.max_life_s or 0.0)
+    best = max(offers, key=lambda offer: offer.life.max_life_s or 0.0)
     why = (
-        f"machines of {best.place} end after {best.max_life_s or 0.0:g} s, and {any_task_s(state, best):g} s "
-        f"are needed: {state.limits.boot_limit_s(best):g} s to start, {longest}, and the rest is for their "
-        "end; raise the place's limit, or lower the time to start or the task's"
+        f"machines of {best.place} end after {best.life.max_life_s or 0.0:g} s, and "
+        f"{any_task_s(state, best):g} s are needed: {state.limits.boot_limit_s(best):g} s to start, "
+        f"{longest}, and the rest is for their end; raise the place's limit, or lower the time to start "
+        "or the task's"
     )
     return [StopRequested("refused", f"no machine that is offered lives long enough: {why}")]
 
@@ -245,8 +246,8 @@ def _out_of_money(state: RunState, offer: Offer) -> list[Event]:
     if state.limits.budget_usd is None or state.undeleted:
         return []
     detail = f"the budget of ${state.limits.budget_usd:g} does not pay another machine"
-    if offer.least_life_s:
-        minutes = offer.least_life_s / 60
+    if offer.life.least_life_s:
+        minutes = offer.life.least_life_s / 60
         detail += f" for the {minutes:.0f} minutes after which {offer.place} can stop it by itself"
     return [StopRequested("budget", detail)]
 
@@ -278,7 +279,7 @@ def release(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[Event
     return [
         MachineCondemned(machine, "nothing left to do")
         for machine in state.idle
-        if state.machines[machine].offer.usd_per_hour > 0 and _spare(state, machine)
+        if state.machines[machine].offer.cost.usd_per_hour > 0 and _spare(state, machine)
     ]
 
 
@@ -290,7 +291,7 @@ def _coming_for_nothing(state: RunState) -> list[MachineId]:
     """
     if state.silent:
         return []
-    return [machine for machine in state.coming if state.machines[machine].offer.usd_per_hour > 0]
+    return [machine for machine in state.coming if state.machines[machine].offer.cost.usd_per_hour > 0]
 
 
 def _spare(state: RunState, machine: MachineId) -> bool:

@@ -168,7 +168,7 @@ def let_go_unfit(state: RunState, now: Micros, offers: Sequence[Offer]) -> list[
     in_the_way = any(not live_that_do(state, kind) for kind in left)
     for machine in state.idle:
         known = state.machines[machine]
-        costs = known.offer.usd_per_hour > 0
+        costs = known.offer.cost.usd_per_hour > 0
         if not known.open and (costs or in_the_way) and not any(does(known.offer, kind) for kind in left):
             return [MachineCondemned(machine, "it has not what the tasks that are left need")]
     return []

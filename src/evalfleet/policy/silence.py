@@ -31,13 +31,13 @@ def _given_up_at(state: RunState, line: PlaceHearing, machine: MachineState) -> 
     much longer, and once one machine answers again the others get time to do the same.
     """
     since = machine.silent_since or 0
-    at_last = after(since, max(state.limits.fleet_lost_s, ALL_AT_ONCE * machine.offer.lost_s))
+    at_last = after(since, max(state.limits.fleet_lost_s, ALL_AT_ONCE * machine.offer.life.lost_s))
     if not proven_online(state, machine):
         return at_last
-    return min(at_last, after(max(since, line.stirred_at), machine.offer.lost_s))
+    return min(at_last, after(max(since, line.stirred_at), machine.offer.life.lost_s))
 
 
 def proven_online(state: RunState, machine: MachineState) -> bool:
     """Was another machine, by a way that this one has too, heard after its silence was noticed?"""
     line = state.lines[machine.offer.place]
-    return state.last_heard(line) > after(machine.silent_since or 0, machine.offer.silent_s)
+    return state.last_heard(line) > after(machine.silent_since or 0, machine.offer.life.silent_s)

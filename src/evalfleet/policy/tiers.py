@@ -46,10 +46,10 @@ def in_order(plan: Plan, offers: Iterable[Offer]) -> list[Offer]:
     then by price. At equal prices regular machines come before spot ones, else the order of the place stands:
     it may know which region to try next."""
     if not plan.ordered:
-        return sorted(offers, key=lambda offer: (offer.usd_per_hour, offer.spot))
+        return sorted(offers, key=lambda offer: (offer.cost.usd_per_hour, offer.spot))
     tier = {place: n for n, place in enumerate(plan.places)}
     return sorted(
-        offers, key=lambda offer: (tier.get(offer.place, len(tier)), offer.usd_per_hour, offer.spot)
+        offers, key=lambda offer: (tier.get(offer.place, len(tier)), offer.cost.usd_per_hour, offer.spot)
     )
 
 

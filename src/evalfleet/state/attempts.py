@@ -279,7 +279,7 @@ def ordinarily_ended(state: RunState, at: Micros, event: ev.AttemptEnded, stirre
     attempt = state.attempts[id]
     known, machine = state.tasks[attempt.task], state.machines[attempt.machine]
     offer = machine.offer
-    if known.status != "running" or offer.queues or offer.place in state.shaky:
+    if known.status != "running" or offer.life.queues or offer.place in state.shaky:
         return False
     attempt.ended_at, attempt.outcome = at, outcome
     attempt.seconds = seconds = event.seconds

@@ -26,7 +26,7 @@ def machine_requested(state: RunState, at: Micros, event: ev.MachineRequested) -
     )
     state.machines[event.machine] = machine
     if event.offer.place not in state.lines:
-        state.lines[event.offer.place] = PlaceHearing(event.offer.queues)
+        state.lines[event.offer.place] = PlaceHearing(event.offer.life.queues)
     state.coming[event.machine] = None
     state.undeleted[event.machine] = None
     machine_joined(state, machine)
@@ -59,8 +59,8 @@ def _set_renewal(state: RunState, machine: MachineState, at: Micros) -> None:
     A machine that neither money nor time allow to extend is looked at again and again, each time a quarter
     of what is left ahead, so that it is used to the end. One whose place never does is looked at then.
     """
-    last_call = after(machine.expires_at, -machine.offer.teardown_s)
-    lead = min((last_call - at) // 4, round(RENEWAL_LEAD_S * SECOND)) if machine.offer.extendable else 0
+    last_call = after(machine.expires_at, -machine.offer.life.teardown_s)
+    lead = min((last_call - at) // 4, round(RENEWAL_LEAD_S * SECOND)) if machine.offer.life.extendable else 0
     machine.renew_at = max(at, last_call - lead)
     heapq.heappush(state.deadlines, Deadline(machine.renew_at, machine.id))
 
@@ -122,7 +122,7 @@ def machine_ready(state: RunState, at: Micros, event: ev.MachineReady) -> None:
     machine.phase, machine.ready_at = "ready", at
     machine.timings = {**machine.timings, **event.timings}
     machine.isolated = event.isolated
-    machine.kept = not state.plan.benchmark and not machine.offer.queues
+    machine.kept = not state.plan.benchmark and not machine.offer.life.queues
     state.coming.pop(event.machine, None)
     state.ready[event.machine] = None
     state.audible[event.machine] = None
@@ -209,7 +209,7 @@ def heard(state: RunState, at: Micros, machine: MachineState) -> None:
     if state.silent:
         _stir(state, at, machine)
     state.heard_at = at
-    if machine.offer.queues:
+    if machine.offer.life.queues:
         state.lines[machine.offer.place].heard_at = at
 
 
@@ -218,7 +218,7 @@ def _stir(state: RunState, at: Micros, machine: MachineState) -> None:
     for place, line in state.lines.items():
         if line.silent and (place == machine.offer.place or not line.shared):
             first = state.machines[next(iter(line.silent))]
-            if at > after(first.silent_since or 0, first.offer.lost_s) > state.last_heard(line):
+            if at > after(first.silent_since or 0, first.offer.life.lost_s) > state.last_heard(line):
                 line.stirred_at = at
 
 
@@ -356,7 +356,7 @@ def machine_deleted(state: RunState, at: Micros, event: ev.MachineDeleted) -> No
     machine.gone_at = min(event.gone_at, at)
     if machine.unstarted:
         _pay_unseen(state, machine, event.unseen_s or 0.0)
-    elif not machine.offer.idle_usd_per_hour:  # whoever looks late, its place ended the billing
+    elif not machine.offer.cost.idle_usd_per_hour:  # whoever looks late, its place ended the billing
         machine.gone_at = min(machine.gone_at, machine.ends_at)
     state.undeleted.pop(event.machine, None)
     _close_account(state, machine, machine.gone_at)

@@ -158,12 +158,12 @@ class MachineState(Struct, eq=False):
     @property
     def ends_at(self) -> Micros:
         """When its place ends it, if nobody does: at its expiry, or as soon after as the place can."""
-        return max(self.expires_at, after(self.billed_at, self.offer.least_life_s))
+        return max(self.expires_at, after(self.billed_at, self.offer.life.least_life_s))
 
     @property
     def unstarted(self) -> bool:
         """Is it a machine of a service that nobody has seen start? Nothing is billed, and no time runs."""
-        return self.offer.queues and self.allocated_at is None
+        return self.offer.life.queues and self.allocated_at is None
 
     def open_usd(self, now: Micros) -> float:
         """What it has cost by `now` that is not in `closed_usd`."""
@@ -174,7 +174,7 @@ class MachineState(Struct, eq=False):
         off = min(now, self.ends_at)
         offer = self.offer
         if self.up_at is None and self.cause is Cause.PROVISIONING:  # it was refused: no minimum is billed
-            offer = structs.replace(offer, least_billed_s=0.0)
+            offer = structs.replace(offer, cost=structs.replace(offer.cost, least_billed_s=0.0))
         return billed_usd(offer, self.billed_at, off) + idle_usd(offer, off, now)
 
 

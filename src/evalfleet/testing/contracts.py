@@ -30,13 +30,13 @@ class PlaceContract:
         assert len({offer.key for offer in offers}) == len(offers), "two offers have one key"
         for offer in offers:
             assert offer.place == place.name
-            assert offer.usd_per_hour >= 0
-            assert offer.billing_step_s > 0
-            assert min(offer.teardown_s, offer.settle_s, offer.least_life_s) >= 0
+            assert offer.cost.usd_per_hour >= 0
+            assert offer.cost.billing_step_s > 0
+            assert min(offer.life.teardown_s, offer.life.settle_s, offer.life.least_life_s) >= 0
             assert offer.capacity is None or offer.capacity >= 1
-            assert 0 < offer.silent_s <= offer.lost_s
-            assert offer.max_life_s is None or offer.max_life_s > offer.least_life_s
-            assert offer.queues == (h.kind == "service"), "machines of a service queue, and no others"
+            assert 0 < offer.life.silent_s <= offer.life.lost_s
+            assert offer.life.max_life_s is None or offer.life.max_life_s > offer.life.least_life_s
+            assert offer.life.queues == (h.kind == "service"), "machines of a service queue, and no others"
 
     @promise
     async def test_lent_places_say_how_many_they_lend(self, h: Harness) -> None:
@@ -204,7 +204,7 @@ class PlaceContract:
     @promise
     async def test_a_machine_ends_by_itself_at_its_expiry(self, h: Harness) -> None:
         place = h.place()
-        if (await first_offer(place)).extendable:
+        if (await first_offer(place)).life.extendable:
             seen = await h.bring_up(place)
             unit_s = await _unit_s(h, h.place(), seen)
             await longer(place).extend(seen.id, 6 * unit_s)
@@ -216,7 +216,7 @@ class PlaceContract:
     @promise
     async def test_extend_moves_the_expiry(self, h: Harness) -> None:
         place = h.place()
-        if not (await first_offer(place)).extendable:
+        if not (await first_offer(place)).life.extendable:
             return
         seen = await h.bring_up(place)
         another = h.place()

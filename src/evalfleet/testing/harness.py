@@ -88,8 +88,8 @@ class Harness(ABC):
 
     def life_s(self, offer: Offer) -> float:
         """A life that no test reaches the end of, and that the place must grant: it may need no more."""
-        life_s = max(self.long_s, offer.least_life_s)
-        return life_s if offer.max_life_s is None else min(life_s, offer.max_life_s)
+        life_s = max(self.long_s, offer.life.least_life_s)
+        return life_s if offer.life.max_life_s is None else min(life_s, offer.life.max_life_s)
 
     def place(self) -> Place:
         self._places.append(self.make_place())
@@ -124,7 +124,7 @@ class Harness(ABC):
 
     async def remove(self, place: Place, machine: MachineId) -> None:
         """Delete as the engine does: until it is absent from two listings, a settling time apart."""
-        settle_s = (await first_offer(place)).settle_s
+        settle_s = (await first_offer(place)).life.settle_s
         await place.delete(machine)
         await self.until(lambda: find(place, machine), lambda seen: seen is None, f"{machine} is gone")
         if settle_s:

@@ -93,7 +93,7 @@ def _lifeless(situation: Situation, rule: AlertRule) -> Found:
     since = after(situation.wall, -rule.after_s)
     for machine in state.ready:
         known = state.machines[machine]
-        if not known.offer.queues or not is_quiet(state, machine, situation.progress, rule.after_s):
+        if not known.offer.life.queues or not is_quiet(state, machine, situation.progress, rule.after_s):
             continue
         samples = [sample for sample in situation.series.get(machine, ()) if sample.at <= situation.wall]
         if not samples or seconds_between(samples[-1].at, situation.wall) > 2 * GAP_S:
@@ -165,7 +165,7 @@ def _unhealthy(situation: Situation, rule: AlertRule) -> Found:
 def _computer(state: RunState, machine: MachineId) -> tuple[str, str]:
     """The place and the computer of a machine. A service's node is replaced for each machine by itself."""
     known = state.machines[machine]
-    shared = known.node and not known.offer.queues
+    shared = known.node and not known.offer.life.queues
     return (known.offer.place, known.node if shared else machine)
 
 
@@ -231,7 +231,7 @@ def _left(situation: Situation, rule: AlertRule) -> Found:
     for machine in situation.state.undeleted:
         known = situation.state.machines[machine]
         leaving_s = seconds_between(known.condemned_at or situation.now, situation.now)
-        if not (known.offer.usd_per_hour or known.offer.idle_usd_per_hour):
+        if not (known.offer.cost.usd_per_hour or known.offer.cost.idle_usd_per_hour):
             continue  # a host that is lent for nothing costs nothing while it is cleaned up
         if known.delete_refused or situation.state.ended_at is not None:
             yield machine, f"{clean(known.name)} cannot be deleted, and costs on until it is", machine, None
@@ -296,7 +296,7 @@ def _is_used_up(situation: Situation, rule: AlertRule, alert: Alert) -> bool:
     state = situation.state
     assert alert.machine is not None
     machine = state.machines[alert.machine]
-    if not machine.offer.queues or any(_was_replaced(state, attempt) for attempt in machine.open):
+    if not machine.offer.life.queues or any(_was_replaced(state, attempt) for attempt in machine.open):
         return False
     if alert.rule == LIFELESS or not alert.subject.endswith(" CPU"):
         return True

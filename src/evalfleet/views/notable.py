@@ -436,7 +436,7 @@ def _entry(refusal: Refusal) -> documents.RefusedOffer:
         "region": offer.region or None,
         "size": offer.size,
         "spot": offer.spot,
-        "usd_per_hour": offer.usd_per_hour,
+        "usd_per_hour": offer.cost.usd_per_hour,
         "tries": refusal.tries,
         "answer": clean(refusal.detail, WHOLE),
         "blocked": _blocked(refusal),

@@ -216,7 +216,7 @@ HOURS_A_MONTH = 730.0
 
 def stopped_monthly_usd(state: RunState) -> float:
     """What the machines that exist cost in a month in which all of them are stopped."""
-    idle = (state.machines[machine].offer.idle_usd_per_hour for machine in state.undeleted)
+    idle = (state.machines[machine].offer.cost.idle_usd_per_hour for machine in state.undeleted)
     return HOURS_A_MONTH * sum(idle, 0.0)
 
 
@@ -225,19 +225,19 @@ def machine_hourly_usd(machine: MachineState, now: Micros) -> float:
     if machine.unstarted:
         return 0.0
     off = machine.stopped_at is not None or machine.ends_at <= now
-    return machine.offer.idle_usd_per_hour if off else machine.offer.usd_per_hour
+    return machine.offer.cost.idle_usd_per_hour if off else machine.offer.cost.usd_per_hour
 
 
 def attempt_usd(state: RunState, attempt: AttemptState, now: Micros) -> float:
     """Its machine's price while it ran, or its slot's share. Boot, set-up and idle time are nobody's."""
     end = now if attempt.ended_at is None else attempt.ended_at
     offer = state.machines[attempt.machine].offer
-    return seconds_between(attempt.started_at, end) * offer.usd_per_hour / 3600 / state.plan.slots
+    return seconds_between(attempt.started_at, end) * offer.cost.usd_per_hour / 3600 / state.plan.slots
 
 
 def prices_as_of(state: RunState) -> str | None:
     """The dates of the price tables that the machines were bought by."""
-    dates = {machine.offer.priced for machine in state.machines.values()} - {""}
+    dates = {machine.offer.cost.priced for machine in state.machines.values()} - {""}
     return ", ".join(sorted(dates)) or None
 
 

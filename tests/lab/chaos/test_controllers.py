@@ -95,7 +95,7 @@ def test_asleep(arena: Arena) -> None:
     controller.suspend()
     slept_at = time.monotonic()
     arena.until(
-        lambda _: time.monotonic() > slept_at + OFFER.lost_s + 3.0,
+        lambda _: time.monotonic() > slept_at + OFFER.life.lost_s + 3.0,
         "the time after which hosts would be given up",
     )
     arena.release(held)

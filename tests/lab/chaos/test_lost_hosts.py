@@ -135,7 +135,7 @@ def test_our_own_network_is_down(arena: Arena) -> None:
     arena.until(lambda state: len(state.silent) == len(arena.hosts), "all hosts to be silent")
     silent_at = time.monotonic()
     arena.until(
-        lambda _: time.monotonic() > silent_at + OFFER.silent_s,
+        lambda _: time.monotonic() > silent_at + OFFER.life.silent_s,
         "the time after which one would be given up",
     )
     for host in arena.hosts:

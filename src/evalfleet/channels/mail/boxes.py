@@ -46,7 +46,7 @@ from .lines import ADDRESSES_S, LINES_AHEAD, Mail, StoreMail, first_uses, signed
 
 log = logging.getLogger(__name__)
 MAIL_SILENT_S, MAIL_LOST_S = 60.0, 900.0
-"""For `Offer.silent_s` and `lost_s`: storage may be away for ten minutes. Whether a machine still lives, its
+"""For `Lifetime.silent_s`, `lost_s`: storage may be away for ten minutes. Whether a machine still lives, its
 service tells meanwhile."""
 VARIABLE = "EVALFLEET_MAILBOX"
 WAY = f"{MARKS}/way"

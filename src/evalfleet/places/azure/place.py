@@ -319,7 +319,7 @@ def _was_made(snapshot: GroupSnapshot, machine: MachineId) -> bool:
 
 def _check_time(machine: MachineId, offer: Offer, left_s: float) -> None:
     """Who counts on the machine's end by itself is refused when Azure could not keep it any more."""
-    if offer.least_life_s and left_s < SHORTEST_S:
+    if offer.life.least_life_s and left_s < SHORTEST_S:
         raise MachineUnavailable(
             machine, f"less than {SHORTEST_S / 60:.0f} minutes are left: Azure could not stop it in time"
         )

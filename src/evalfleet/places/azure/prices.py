@@ -14,7 +14,7 @@ from pathlib import Path
 
 from msgspec import structs
 
-from evalfleet.model import Needs, Offer
+from evalfleet.model import Cost, Lifetime, Needs, Offer
 from evalfleet.places.vm.price_book import PriceBook, Quote, load_prices, machine_prices, price_rows
 from evalfleet.ports import Price, PriceTable
 
@@ -193,7 +193,7 @@ def offers_of(place: str, settings: AzureSettings, book: AzurePriceBook, needs: 
     regular = () if only_spot else _priced(place, settings, book, needs, spot=False)
     spot = _priced(place, settings, book, needs, spot=True) if settings.spot else ()
     mended = [structs.replace(each, mends=MENDS) for each in regular]
-    return sorted((*spot, *mended), key=lambda offer: offer.usd_per_hour)
+    return sorted((*spot, *mended), key=lambda offer: offer.cost.usd_per_hour)
 
 
 def unpriced(settings: AzureSettings, book: AzurePriceBook) -> list[str]:
@@ -238,21 +238,22 @@ def _offer(
         place,
         size.name,
         there,
-        usd_per_hour=round(machine.usd + idle, 6),
         spot=spot,
         creates_a_minute=s.creates_a_minute,
         capacity=s.max_vcpus // size.cpus if s.max_vcpus else None,
-        teardown_s=s.teardown_s,
-        settle_s=s.settle_s,
         area=region if zone else "",
         family=SPOT_FAMILY if spot else size.series.family,
-        idle_usd_per_hour=round(idle, 6),
-        sweep_s=s.sweep_s,
-        least_life_s=LEAST_LIFE_S,
-        lost_s=s.lost_s,
-        priced=", ".join(dict.fromkeys((machine.as_of, *(each.as_of for each in extras)))),
         cpus=size.cpus,
         memory_gb=size.memory_gb or 0.0,
+        cost=Cost(
+            usd_per_hour=round(machine.usd + idle, 6),
+            idle_usd_per_hour=round(idle, 6),
+            sweep_s=s.sweep_s,
+            priced=", ".join(dict.fromkeys((machine.as_of, *(each.as_of for each in extras)))),
+        ),
+        life=Lifetime(
+            teardown_s=s.teardown_s, settle_s=s.settle_s, least_life_s=LEAST_LIFE_S, lost_s=s.lost_s
+        ),
     )
 
 

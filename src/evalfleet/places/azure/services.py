@@ -109,26 +109,33 @@ def node_offers(
     kinds = ([True] if settings.spot else []) + ([] if settings.spot and settings.spot_only else [False])
     offers = [
         structs.replace(
-            made(size),
+            offer,
             region=region,
-            usd_per_hour=round(quote.usd, 6),
             spot=spot,
-            settle_s=settings.settle_s,
             family=SPOT_FAMILY if spot else size.series.family,
-            idle_usd_per_hour=round(quote.usd, 6),
-            priced=quote.as_of,
-            queues=True,
-            queue_s=settings.expected_queue_s,
-            max_queue_s=settings.queue_s,
-            extendable=False,
-            max_life_s=settings.time_limit_s,
+            cost=structs.replace(
+                offer.cost,
+                usd_per_hour=round(quote.usd, 6),
+                idle_usd_per_hour=round(quote.usd, 6),
+                priced=quote.as_of,
+            ),
+            life=structs.replace(
+                offer.life,
+                settle_s=settings.settle_s,
+                queues=True,
+                queue_s=settings.expected_queue_s,
+                max_queue_s=settings.queue_s,
+                extendable=False,
+                max_life_s=settings.time_limit_s,
+            ),
         )
         for spot in kinds
         for size in filter(None, map(size_of, sizes))
         if fits(size, needs, disk_gb)
+        for offer in (made(size),)
         if (quote := node_price(settings, book, size, region, spot=spot)) is not None
     ]
-    return sorted(offers, key=lambda offer: offer.usd_per_hour)
+    return sorted(offers, key=lambda offer: offer.cost.usd_per_hour)
 
 
 # -- doctor ----------------------------------------------------------------------------------------------
@@ -140,7 +147,7 @@ def offer_checks(offers: Sequence[Offer], needs: Needs, region: str, billed: str
         told = f"none of `sizes` has {wanted} and a price in {region}"
         return [Check("offers", "bad", told, "name larger ones, or their `prices`")]
     first = offers[0]
-    told = f"from ${first.usd_per_hour:.3f} an hour ({first.size}); prices of {first.priced}"
+    told = f"from ${first.cost.usd_per_hour:.3f} an hour ({first.size}); prices of {first.cost.priced}"
     return [Check("prices", "good", f"{told}; {billed}")]
 
 

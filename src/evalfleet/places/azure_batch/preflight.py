@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
 from evalfleet.channels.mail.boxes import MAIL_SILENT_S, MailStore
-from evalfleet.model import MachineId, Needs, Offer
+from evalfleet.model import Cost, Lifetime, MachineId, Needs, Offer
 from evalfleet.places.azure.answers import ArmFault
 from evalfleet.places.azure.arm import ArmClient
 from evalfleet.places.azure.prices import AzurePriceBook
@@ -47,13 +47,15 @@ def offers_of(
             place,
             size.name,
             capacity=settings.max_vcpus // size.cpus if settings.max_vcpus else None,
-            teardown_s=max(END_S, settings.teardown_s),
-            sweep_s=SWEEP_S,
-            boot_s=start_s + READY_S,
-            silent_s=MAIL_SILENT_S if by_mail else 20.0,
-            lost_s=lost_s(settings),
             cpus=size.cpus,
             memory_gb=size.memory_gb or 0.0,
+            cost=Cost(sweep_s=SWEEP_S),
+            life=Lifetime(
+                teardown_s=max(END_S, settings.teardown_s),
+                boot_s=start_s + READY_S,
+                silent_s=MAIL_SILENT_S if by_mail else 20.0,
+                lost_s=lost_s(settings),
+            ),
         )
 
     offers = node_offers(settings, settings.sizes, region, book, needs, settings.disk_gb, made)

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
 from evalfleet.channels.mail.boxes import MAIL_SILENT_S, MailStore
 from evalfleet.errors import PlaceError
-from evalfleet.model import MachineId, Needs, Offer
+from evalfleet.model import Cost, Lifetime, MachineId, Needs, Offer
 from evalfleet.places.azure.answers import ArmFault
 from evalfleet.places.azure.names import HOME, OWNER
 from evalfleet.places.azure.prices import ADDRESS, AzurePriceBook, disk
@@ -61,12 +61,13 @@ def offers_of(
             place,
             size.name,
             capacity=settings.max_nodes,
-            teardown_s=END_S,
-            sweep_s=kept_s,
-            linger_s=kept_s,
-            boot_s=settings.prepare_s + settings.start_s,
-            silent_s=MAIL_SILENT_S,
-            lost_s=settings.lost_s,
+            cost=Cost(sweep_s=kept_s, linger_s=kept_s),
+            life=Lifetime(
+                teardown_s=END_S,
+                boot_s=settings.prepare_s + settings.start_s,
+                silent_s=MAIL_SILENT_S,
+                lost_s=settings.lost_s,
+            ),
         )
 
     sizes = settings.sizes[:1] if settings.cluster else settings.sizes
@@ -84,24 +85,28 @@ def instance_offers(
             place,
             size.name,
             region,
-            usd_per_hour=round(quote.usd + idle, 6),
             capacity=settings.max_nodes,
-            teardown_s=TEARDOWN_S,
-            settle_s=settings.settle_s,
             family=size.series.family,
-            idle_usd_per_hour=round(idle, 6),
-            sweep_s=SCALE_DOWN_S,
-            lost_s=min(settings.lost_s, INSTANCE_LOST_S),
-            priced=quote.as_of,
             cpus=size.cpus,
             memory_gb=size.memory_gb or 0.0,
             mends=("restart",),
+            cost=Cost(
+                usd_per_hour=round(quote.usd + idle, 6),
+                idle_usd_per_hour=round(idle, 6),
+                sweep_s=SCALE_DOWN_S,
+                priced=quote.as_of,
+            ),
+            life=Lifetime(
+                teardown_s=TEARDOWN_S,
+                settle_s=settings.settle_s,
+                lost_s=min(settings.lost_s, INSTANCE_LOST_S),
+            ),
         )
         for size in filter(None, map(size_of, settings.sizes))
         if fits(size, needs, DISK_GB)
         if (quote := node_price(settings, book, size, region, spot=False)) is not None
     ]
-    return sorted(offers, key=lambda offer: offer.usd_per_hour)
+    return sorted(offers, key=lambda offer: offer.cost.usd_per_hour)
 
 
 def outline(
@@ -213,7 +218,7 @@ class MlChecks:
         found = await offers()
         idle = f"a node is billed from its start, and {self._settings.idle_s:g} s after its last job"
         if self._settings.compute == "instances" and found:
-            idle = f"${found[0].idle_usd_per_hour:.3f} of that also while it is stopped"
+            idle = f"${found[0].cost.idle_usd_per_hour:.3f} of that also while it is stopped"
         checks += offer_checks(found, needs, region, idle)
         checks += await looked("storage", self._storage, must=True)
         checks += self._network(table(shown.get("properties")))

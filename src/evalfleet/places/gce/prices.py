@@ -14,7 +14,7 @@ from pathlib import Path
 
 from msgspec import structs
 
-from evalfleet.model import Needs, Offer
+from evalfleet.model import Cost, Lifetime, Needs, Offer
 from evalfleet.places.vm.price_book import PriceBook, Quote, load_prices, machine_prices, price_rows
 from evalfleet.ports import Price, PriceTable
 
@@ -155,7 +155,7 @@ def offers_of(
         for zone in zones
         if (quote := price_of(settings, book, type, region_of(zone), spot=spot)) is not None
     ]
-    return sorted(offers, key=lambda offer: offer.usd_per_hour)
+    return sorted(offers, key=lambda offer: offer.cost.usd_per_hour)
 
 
 def wants_nesting(settings: GceSettings, needs: Needs) -> bool:
@@ -192,25 +192,29 @@ def _offer(
         place,
         type.name,
         zone,
-        usd_per_hour=round(machine.usd + idle + address, 6),
         spot=spot,
         creates_a_minute=s.creates_a_minute,
         capacity=s.max_vcpus // type.cpus if s.max_vcpus else None,
-        teardown_s=s.teardown_s,
-        settle_s=s.settle_s,
         mends=() if spot else MENDS,
         area=region,
         family=SPOT_QUOTA if spot else type.quota,
-        idle_usd_per_hour=round(idle, 6),
-        sweep_s=3600.0 if for_pool else 0.0,
-        least_life_s=LEAST_LIFE_S,
-        least_billed_s=LEAST_BILLED_S,
-        extendable=False,
-        max_life_s=LONGEST_LIFE_S,
-        lost_s=s.lost_s,
-        priced=", ".join(dict.fromkeys((machine.as_of, gigabyte.as_of))),
         cpus=type.cpus,
         memory_gb=type.memory_gb or 0.0,
+        cost=Cost(
+            usd_per_hour=round(machine.usd + idle + address, 6),
+            idle_usd_per_hour=round(idle, 6),
+            sweep_s=3600.0 if for_pool else 0.0,
+            least_billed_s=LEAST_BILLED_S,
+            priced=", ".join(dict.fromkeys((machine.as_of, gigabyte.as_of))),
+        ),
+        life=Lifetime(
+            teardown_s=s.teardown_s,
+            settle_s=s.settle_s,
+            least_life_s=LEAST_LIFE_S,
+            extendable=False,
+            max_life_s=LONGEST_LIFE_S,
+            lost_s=s.lost_s,
+        ),
     )
 
 

@@ -32,7 +32,7 @@ from evalfleet.channels.program import archive
 from evalfleet.channels.samples import Samples
 from evalfleet.channels.supervisor.files import job_name
 from evalfleet.errors import ChannelError, PlaceError, RequestError
-from evalfleet.model import Machine, MachineId, Needs, Offer
+from evalfleet.model import Cost, Lifetime, Machine, MachineId, Needs, Offer
 from evalfleet.ports import Belonging, Channel, Check, Fence, HostKey, PlaceContext
 from evalfleet.single_flight import SingleFlight
 from evalfleet.version import install_command
@@ -206,19 +206,21 @@ class SlurmPlace:
             Offer(
                 self._name,
                 "job",
-                region=settings.partition,
-                usd_per_hour=settings.usd_per_hour,
+                settings.partition,
                 capacity=settings.max_jobs,
-                teardown_s=KILL_WAIT_S,
-                settle_s=settings.poll_s,
-                queues=True,
-                queue_s=settings.expected_queue_s,
-                max_queue_s=settings.queue_s if self._bucket is None else self._bucket.max_queue_s,
-                extendable=False,
-                max_life_s=settings.time_limit_s,
-                boot_s=settings.boot_s,
-                silent_s=MAIL_SILENT_S if self._by_mail else 20.0,
-                lost_s=MAIL_LOST_S if self._by_mail else 60.0,
+                cost=Cost(usd_per_hour=settings.usd_per_hour),
+                life=Lifetime(
+                    teardown_s=KILL_WAIT_S,
+                    settle_s=settings.poll_s,
+                    queues=True,
+                    queue_s=settings.expected_queue_s,
+                    max_queue_s=settings.queue_s if self._bucket is None else self._bucket.max_queue_s,
+                    extendable=False,
+                    max_life_s=settings.time_limit_s,
+                    boot_s=settings.boot_s,
+                    silent_s=MAIL_SILENT_S if self._by_mail else 20.0,
+                    lost_s=MAIL_LOST_S if self._by_mail else 60.0,
+                ),
             ),
         )
 

@@ -28,7 +28,7 @@ from evalfleet.channels.ssh.target import (
 )
 from evalfleet.clock import wall_seconds
 from evalfleet.errors import ChannelError, MachineUnavailable, NoSuchMachine, PlaceError, RequestError
-from evalfleet.model import Machine, MachineId, Needs, Offer
+from evalfleet.model import Cost, Machine, MachineId, Needs, Offer
 from evalfleet.ports import Belonging, Channel, Check, Dialled, Fence, HostKey, PlaceContext
 from evalfleet.version import install_command
 
@@ -166,7 +166,12 @@ class SshPlace:
         capacity = len(settings.hosts) * settings.max_per_host
         return (
             Offer(
-                self._name, size, usd_per_hour=settings.usd_per_hour, capacity=capacity, lent=True, has=needs
+                self._name,
+                size,
+                capacity=capacity,
+                lent=True,
+                has=needs,
+                cost=Cost(usd_per_hour=settings.usd_per_hour),
             ),
         )
 

@@ -20,7 +20,7 @@ def machine_words(offer: Offer, disk: str, *, public_ip: bool) -> str:
         "spot" if offer.spot else "regular",
         disk,
         "public address" if public_ip else "no public address",
-        f"${offer.usd_per_hour:.3f}/h",
+        f"${offer.cost.usd_per_hour:.3f}/h",
     )
     return ", ".join(words)
 
@@ -76,7 +76,6 @@ def price_checks(offers: Sequence[Offer], named: str, more: str) -> list[Check]:
     if not offers:
         return [Check("offers", "bad", f"none of `{named}` has what is needed", "name larger ones")]
     first = offers[0]
-    told = (
-        f"from ${first.usd_per_hour:.3f} an hour ({first.size} in {first.region}), disk and address included"
-    )
-    return [Check("prices", "good", f"{told}; prices of {first.priced}; {more}")]
+    usd = first.cost.usd_per_hour
+    told = f"from ${usd:.3f} an hour ({first.size} in {first.region}), disk and address included"
+    return [Check("prices", "good", f"{told}; prices of {first.cost.priced}; {more}")]

@@ -134,7 +134,14 @@ def alert_row(alert: Alert) -> list[Any]:
 def offers(state: RunState) -> list[list[Any]]:
     """[place, size, region, spot, dollars an hour, date of its price, machines], the most used first."""
     bought = Counter(
-        (offer.place, offer.size, offer.region or None, offer.spot, offer.usd_per_hour, offer.priced)
+        (
+            offer.place,
+            offer.size,
+            offer.region or None,
+            offer.spot,
+            offer.cost.usd_per_hour,
+            offer.cost.priced,
+        )
         for offer in (machine.offer for machine in state.machines.values())
     )
     return [[*offer, machines] for offer, machines in bought.most_common()]
@@ -194,7 +201,8 @@ def notes(state: RunState, live: bool) -> list[str]:
     ]
     found += [
         f"{clean(machine.name)} cannot be deleted"
-        f"{', and costs on until it is' * (machine.offer.usd_per_hour > 0)}: {clean(machine.delete_refused)}"
+        f"{', and costs on until it is' * (machine.offer.cost.usd_per_hour > 0)}: "
+        f"{clean(machine.delete_refused)}"
         for machine in (state.machines[m] for m in state.undeleted)
         if machine.delete_refused
     ]

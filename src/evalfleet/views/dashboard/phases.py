@@ -39,7 +39,7 @@ class Phases:
         match event:
             case ev.MachineRequested(machine):
                 self._of.setdefault(machine, [])
-                self._begin(machine, "queued" if event.offer.queues else "boot", at)
+                self._begin(machine, "queued" if event.offer.life.queues else "boot", at)
             case ev.MachineAllocated(machine, started_at):
                 self._begin(machine, "boot", max(self._since(machine), min(at, started_at)))
             case ev.MachineUp(machine) | ev.MachineReady(machine):
