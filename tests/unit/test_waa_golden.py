@@ -16,7 +16,7 @@ import pytest
 from evalfleet.benchmarks.waa.benchmark import WaaBenchmark
 from evalfleet.benchmarks.waa.golden_files import golden_files
 from evalfleet.benchmarks.waa.host import download, golden, machine
-from evalfleet.benchmarks.waa.host.config import HostConfig
+from evalfleet.benchmarks.waa.host.config import SENT_FROM, HostConfig
 from evalfleet.benchmarks.waa.host.docker import Docker
 from evalfleet.benchmarks.waa.host.iso import Wanted
 from evalfleet.benchmarks.waa.host.shell import Failed
@@ -125,11 +125,11 @@ def test_what_is_in_a_places_storage_is_asked_for_once_and_fetched_by_its_addres
     config = config_of(tmp_path, "sent:golden-1")
     with pytest.raises(Wanted, match="`evalfleet pool prepare` sends it"):
         golden.step_golden(config, Docker())
-    monkeypatch.setenv("EVALFLEET_GOLDEN_URL", f"{url}/g")
-    monkeypatch.setenv("EVALFLEET_GOLDEN_TOKEN", TOKEN)
+    addresses = {name: f"{url}/g/{name}?{TOKEN}" for name in (*held, "data.img")}
+    monkeypatch.setenv(SENT_FROM, json.dumps(addresses))
     golden.step_golden(config, Docker())
     assert there(config)["data.img"] == DISK
-    monkeypatch.delenv("EVALFLEET_GOLDEN_URL")
+    monkeypatch.delenv(SENT_FROM)
     golden.step_golden(config, Docker())  # it is there: no address is needed
     assert config.golden_folder == str(tmp_path / "data/golden"), "it is ours, and goes when all goes"
 
