@@ -48,7 +48,10 @@ class Refused(Exception):
 class CloudStorage:
     """Buckets with objects, served on a port of this computer."""
 
-    def __init__(self, *buckets: str) -> None:
+    def __init__(
+        self, *buckets: str, identity: Identity | None = None, sock: socket.socket | None = None
+    ) -> None:
+        """`identity`: whose tokens count, if not its own. `sock`: where it is served, bound, if not here."""
         self.buckets: dict[str, dict[str, bytes]] = {bucket: {} for bucket in buckets}
         self.read_only: set[str] = set()
         """Buckets that our account may only read."""
@@ -58,7 +61,7 @@ class CloudStorage:
         """Is an object of this name and with this content held back? It is refused for the moment then."""
         self.withholds: Callable[[str], bool] = lambda name: False
         """Is an object of this name not to be had for the moment?"""
-        self.identity = Identity()
+        self.identity = identity or Identity()
         self.numbers = itertools.count(1)
         self.lock = threading.Lock()
         self.requests: list[str] = []
@@ -68,13 +71,14 @@ class CloudStorage:
             served = storage
 
         self._handler = Handler
-        self._server = _Server(("127.0.0.1", 0), Handler)
-        self._port = self._server.server_port
+        self._server = _Server(("127.0.0.1", 0), Handler, sock)
+        self._address: tuple[str, int] = self._server.socket.getsockname()
         self._thread = threading.Thread()
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._port}"
+        host, port = self._address
+        return f"http://{host}:{port}"
 
     def environ(self, folder: Path) -> dict[str, str]:
         """How it is reached: with a service account's key, which google-auth exchanges for tokens here."""
@@ -93,7 +97,7 @@ class CloudStorage:
     def start(self) -> None:
         """Serve, at the same address as before, with all that was stored."""
         if self._server.is_closed:
-            self._server = _Server(("127.0.0.1", self._port), self._handler)
+            self._server = _Server(self._address, self._handler)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
         self._thread.start()
 
@@ -117,10 +121,19 @@ class CloudStorage:
 class _Server(ThreadingHTTPServer):
     """A server that ends its connections when it is closed."""
 
-    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+    def __init__(
+        self,
+        address: tuple[str, int],
+        handler: type[BaseHTTPRequestHandler],
+        sock: socket.socket | None = None,
+    ) -> None:
         self._connected: set[socket.socket] = set()
         self.is_closed = False
-        super().__init__(address, handler)
+        super().__init__(address, handler, bind_and_activate=sock is None)
+        if sock is not None:
+            self.socket.close()
+            self.socket = sock
+            self.server_activate()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         self._connected.add(request)

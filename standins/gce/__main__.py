@@ -1,10 +1,15 @@
-"""A Compute Engine on this computer, until Ctrl-C. Its instances are records, or hosts."""
+"""A Compute Engine on this computer, until Ctrl-C. Its instances are records, or hosts with a bucket."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+from lab.network import GATEWAY
 from standins import by_hand
+from standins.cloud.standin import bound
+from standins.gcs import BUCKET, CloudStorage
 
 from . import Hosts, StandIn, Timing
 
@@ -20,16 +25,23 @@ SOON = Timing(
 
 def main(argv: list[str]) -> int:
     hosts = by_hand.wants_hosts("gce", __doc__, argv, "instances are hosts of the lab with a real sshd")
-    return by_hand.serve("gce", lambda: make(hosts), lambda google: guide(google, hosts))
+    return by_hand.serve("gce", lambda: make(hosts), lambda made: guide(*made))
 
 
-def make(hosts: bool) -> StandIn:
-    google = StandIn(Hosts() if hosts else None, timing=SOON)
-    google.allows_violations = True  # a stranger's client is refused; that is no fault of the stand-in
-    return google
+@contextmanager
+def make(hosts: bool) -> Iterator[tuple[StandIn, CloudStorage | None]]:
+    with StandIn(Hosts() if hosts else None, timing=SOON) as google:
+        google.allows_violations = True  # a stranger's client is refused; that is no fault of the stand-in
+        if not hosts:
+            yield google, None
+            return
+        sock = bound(google.hosts.lab.socket(), GATEWAY, 0)
+        with CloudStorage(BUCKET, identity=google.identity, sock=sock) as storage:
+            yield google, storage
 
 
-def guide(google: StandIn, hosts: bool) -> by_hand.Guide:
+def guide(google: StandIn, storage: CloudStorage | None) -> by_hand.Guide:
+    hosts = storage is not None
     settings = {
         "kind": "gce",
         "project": google.project,
@@ -41,6 +53,9 @@ def guide(google: StandIn, hosts: bool) -> by_hand.Guide:
     }
     hints = by_hand.run_hints(google.hosts.lab) if hosts else by_hand.NO_HOSTS
     exports = google.environment_inside if hosts else google.environment
+    if storage is not None:
+        exports = {**exports, "STORAGE_EMULATOR_HOST": storage.url}
+        hints = [*hints, f"--store gs://{BUCKET}/runs keeps a copy of the run in its bucket."]
     return by_hand.Guide(exports, by_hand.PLACE, settings, hints)
 
 

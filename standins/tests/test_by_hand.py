@@ -71,8 +71,12 @@ def typed(standin: ByHand) -> list[str]:
 def test_a_run_works_with_what_it_prints(flags: list[str], tmp_path: Path) -> None:
     with started_by_hand(tmp_path / "standin", *flags) as standin:
         at = desk(standin, tmp_path / "desk")
-        at.done(*typed(standin), "--workers", "1", "--name", "r")
+        bucket = ("--store", "gs://bucket/runs") if flags[0] == "gce" else ()
+        at.done(*typed(standin), "--workers", "1", "--name", "r", *bucket)
         assert at.results()["scored"] == 1
+        if bucket:
+            at.use_home(tmp_path / "other")
+            at("resume", "r", "--from", bucket[1]).refused("no unrun tasks")
         if flags[0] in ("gcs", "s3"):
             store = standin.config.split('"')[1]
             names = asyncio.run(open_objects(store, standin.exports).names(""))
