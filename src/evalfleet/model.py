@@ -375,7 +375,7 @@ class ModelApi(Struct, frozen=True, omit_defaults=True):
     name: str
     url: str
     secret: str
-    """The name of the secret that is its key. The meter alone has the value."""
+    """The name of the secret that is its key. No attempt sees the value."""
     header: str
     """In which header of a call the key goes."""
     env: Mapping[str, str] = field(default_factory=dict[str, str])
