@@ -78,11 +78,12 @@ def _allowed(state: RunState, purse: Purse, free: float, fixed: float | None, us
     `used_up`: an allowance of an earlier attempt that was too small.
     """
     usual = _usual(state, purse)
-    wanted = fixed or max(_share(state, purse, free), usual, MORE * used_up)
-    enough = (usual or wanted / 2) if state.running else LEAST * wanted
-    if free <= 0 or free < min(wanted, max(enough, MORE * used_up)):
-        return None
-    return min(wanted, free)
+    least = fixed or max(_share(state, purse, free), usual)
+    wanted = fixed or max(least, MORE * used_up)
+    enough = min(wanted, max(usual or wanted / 2, MORE * used_up))
+    if not state.running:  # alike for all tasks: one that fits no machine here must not hold up the others
+        enough = LEAST * least
+    return min(wanted, free) if free > 0 and free >= enough else None
 
 
 def _share(state: RunState, purse: Purse, free: float) -> float:
