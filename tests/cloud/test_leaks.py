@@ -212,7 +212,8 @@ def test_killed_and_resumed(world: World, desk: CloudDesk, moment: str) -> None:
     all_scored(desk)
     used = {attempt.machine for attempt in desk.state().attempts.values()}
     isolated = {desk.state().machines[machine].isolated for machine in used}
-    assert {how.kind for how in isolated} == {"user"}, f"the default where we made the machines: {isolated}"
+    # users of their own are the default where we make the machines, but hosts of the lab may not mount
+    assert {(how.kind, "mount namespaces" in how.detail) for how in isolated} == {("none", True)}, isolated
 
 
 @AZURE

@@ -211,7 +211,7 @@ def test_a_budget_that_is_used_up_cancels_the_jobs_and_says_why(cluster: Cluster
     with serving_models(tmp_path) as models:
         many = [task(f"a_{n}", "[call() for _ in range(5)]; score(1)") for n in range(1, 6)]
         metered(fleet, models, many, PRICES + hpc)
-        done = fleet.run("--on", "hpc", "--workers", "2", "--budget", "0.0104")
+        done = fleet.run("--on", "hpc", "--workers", "2", "--budget", "0.0104", "--task-budget", "0.0041")
         assert done.code == 3, done
         spent_usd = models.usd()
     results = fleet.results()
@@ -219,7 +219,7 @@ def test_a_budget_that_is_used_up_cancels_the_jobs_and_says_why(cluster: Cluster
     assert (results["broken"], results["unrun"]) == (0, 5 - results["scored"])
     (stop,) = fleet.recorded(StopRequested)
     assert stop.reason == "budget"
-    assert "the budget of $0.0104 is used up" in stop.detail
+    assert "the budget of $0.0104 does not pay another attempt" in stop.detail
     assert results["stop"]["detail"] == stop.detail
     assert 0 < results["cost"]["machines_usd"] + spent_usd <= 0.0104 + 2 * 0.0008
     begun = fleet.recorded(MachineAllocated)

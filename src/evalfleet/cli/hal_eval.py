@@ -118,7 +118,7 @@ def _run(
         workspace, runs.resolve_request(workspace, request, "dry run" if args.dry_run else "run"), args
     )
     store = workspace.records_if_any()
-    name = request.options["name"]
+    name = request.options.get("name", "")
     if not args.dry_run and store is not None and name in {info.name for info in store.streams()}:
         _write(runs.open_run(workspace, name), results, as_json=args.json)
     return code
