@@ -42,8 +42,8 @@ GROUPS: dict[str, dict[str, str]] = {
     },
     "machines": {
         "pool": "keep machines that outlive runs: create, status, ssh, delete, ...",
-        "machines": "list every machine and image of evalfleet's, or delete an image",
-        "reap": "delete machines of evalfleet's that have expired",
+        "machines": "list all machines and images of evalfleet, or delete an image",
+        "reap": "delete expired machines of evalfleet",
     },
     "places": {
         "doctor": "check a place before money is spent",

@@ -98,7 +98,7 @@ def hal_eval(args: argparse.Namespace) -> int:
     settings = _settings(workspace, request)
     folder = results / settings.benchmark / run_id
     if folder.exists():
-        raise RequestError(f"{folder} exists: continue it with --continue_run, or choose another --run_id")
+        raise RequestError(f"{folder} exists; continue it with --continue_run, or choose another --run_id")
     return _run(args, workspace, request.but(name=run_id), settings, results)
 
 

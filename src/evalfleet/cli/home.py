@@ -26,7 +26,7 @@ def ls_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RUN",
         nargs="?",
         const="",
-        help="check the journal of this run or pool (default: of all); exit code 1: it is damaged",
+        help="check the journal of this run or pool (default: all journals); exit code 1 if one is damaged",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
@@ -47,7 +47,7 @@ def ls(args: argparse.Namespace) -> int:
     if args.size or args.verify is not None:
         others = (args.benchmark, args.model, args.status, args.since, args.size and args.verify is not None)
         if any(others):
-            raise RequestError(f"{whole} looks at whole runs: combine it with --json only")
+            raise RequestError(f"{whole} covers whole runs; combine it only with --json")
         if args.size:
             return _print_sizes(as_json=args.json)
         return _verify(args.verify or None, as_json=args.json)

@@ -29,9 +29,9 @@ def machines_arguments(parser: argparse.ArgumentParser) -> None:
 async def machines(args: argparse.Namespace) -> int:
     """List everything of evalfleet's that exists at the places of evalfleet.toml, by what the places say.
 
-    No journal is needed: machines, what is left of them, and images are known by their tags. `evalfleet pool
+    The command needs no journal. It finds machines, their remains and images by their tags. `evalfleet pool
     prepare POOL BENCHMARK --capture NAME` makes images. An image costs money until it is deleted. Snapshots
-    that people have made of machines' disks are listed with their cost, and are never deleted.
+    that users made of machines' disks are listed with their cost, and are never deleted.
     """
     import json
 

@@ -116,8 +116,8 @@ async def doctor(args: argparse.Namespace) -> int:
 
     Without a PLACE, all places of evalfleet.toml are checked. Each host of a place that lists hosts is
     reached, all at once; on a cluster, a job of a few seconds looks around. A default `store` gets one empty
-    object, which is removed. Exit code 4 if machines cannot be had somewhere, or a host or the store has a
-    fault.
+    object, which is removed. The exit code is 4 if a place has no machines
+    available, or a host or the store has a fault.
     """
     import json
 

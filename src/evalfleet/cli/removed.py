@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-_DRAIN = "`evalfleet drain RUN MACHINE` gives the machine up, and another one takes its place"
-_IGNORED = "HAL ignores it: leave it out"
+_DRAIN = "use `evalfleet drain RUN MACHINE`; the machine finishes, and another one takes its place"
+_IGNORED = "leave it out, because HAL ignores it"
 VERBS: dict[str, str] = {
     "du": "use `evalfleet ls --size`",
     "rm": "use `evalfleet gc RUN`",
@@ -30,13 +30,13 @@ POOL_VERBS: dict[str, str] = {
 }
 FLAGS: dict[tuple[str, str], str] = {
     ("reap", "--install"): "call `evalfleet reap` from your own crontab or workflow; see docs/unattended.md",
-    ("reap", "--uninstall"): "remove the line that calls `evalfleet reap` with `crontab -e`",
-    ("plan", "--review"): "`evalfleet show RUN` prints what a run took and cost",
+    ("reap", "--uninstall"): "use `crontab -e` to remove the line that calls `evalfleet reap`",
+    ("plan", "--review"): "use `evalfleet show RUN` for the duration and the cost of a run",
     ("hal-eval", "-B"): _IGNORED,
     ("hal-eval", "-I"): _IGNORED,
     ("hal-eval", "--config"): _IGNORED,
-    ("hal-eval", "--upload"): "hal-upload, HAL's own, uploads the tree that a run leaves",
-    ("hal-eval", "--no-download-environment"): "leave it out: what was only sent never comes back",
+    ("hal-eval", "--upload"): "use HAL's own `hal-upload` on the results that a run writes",
+    ("hal-eval", "--no-download-environment"): "leave it out; files that were only sent are never downloaded",
     ("hal-eval", "--conda_env_name"): "use `--set agent_python=PATH` with that environment's Python",
     ("hal-eval", "--vm"): "use --on PLACE; `evalfleet places` lists places",
     ("hal-eval", "--ignore_errors"): "use `evalfleet resume RUN --only ungraded`",

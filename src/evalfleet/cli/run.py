@@ -206,10 +206,10 @@ def resume_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--only",
         choices=("broken", "ungraded"),
-        help="broken: run these tasks again, and nothing else; ungraded: grade answers, and run nothing",
+        help="broken: run only broken tasks again; ungraded: only grade answers, and run no task",
     )
     parser.add_argument(
-        "--regrade", action="store_true", help="grade once more what has a score, and keep both grades"
+        "--regrade", action="store_true", help="grade tasks that have a score again, and keep both grades"
     )
     parser.add_argument(
         "--take-over", action="store_true", help="take the run from a controller that still lives"
@@ -243,8 +243,8 @@ def resume(args: argparse.Namespace) -> int:
 
     Attempts that still run on their machines are adopted, not started again. Machines get the files that the
     run was planned with, whatever became of them since. With --with-new-files the journal records what has
-    changed; machines that are up are let go first, and what has ended on them is kept. A score never changes:
-    --regrade keeps new grades beside the first, and `show RUN TASK` has all.
+    changed. Machines that are up are released first, and results of ended attempts are kept. A score never
+    changes: --regrade keeps new grades beside the first, and `show RUN TASK` has all.
     """
     from evalfleet.api import resumption, runs
     from evalfleet.planning.workspace import Workspace
@@ -290,7 +290,7 @@ def _refuse_limits(args: argparse.Namespace) -> None:
     for option in ("take_over", "from_url", "budget", "max_duration", "workers", "with_new_files", "detach"):
         if getattr(args, option):
             flag = "--from" if option == "from_url" else f"--{option.replace('_', '-')}"
-            raise RequestError(f"{flag} is for runs that go on: leave it out to grade answers only")
+            raise RequestError(f"{flag} has no effect when resume only grades answers; leave it out")
 
 
 def cancel_arguments(parser: argparse.ArgumentParser) -> None:

@@ -79,8 +79,9 @@ def drain(args: argparse.Namespace) -> int:
     """Give a machine no more tasks, and let it go when what runs on it has ended.
 
     If work is left for it, another one takes its place. A host of a place `ssh` or a pool's machine stays
-    out of the run until `evalfleet drain RUN MACHINE --undo`. Without a machine the whole run is drained, as
-    by the first Ctrl-C: what runs ends by itself, the rest stays unrun, and the run can be resumed.
+    out of the run until `evalfleet drain RUN MACHINE --undo`. Without a machine, the whole run is drained,
+    as after the first Ctrl-C. Running attempts end by themselves, the other tasks stay unrun, and the run can
+    be resumed.
     """
     from evalfleet.api.run_changes import machine_of
     from evalfleet.errors import RequestError
@@ -95,7 +96,7 @@ def drain(args: argparse.Namespace) -> int:
             print(f"`evalfleet drain {run.name} {known.name} --undo` lets the run use it again")
         return 0
     if args.undo:
-        raise RequestError("--undo needs a MACHINE: `evalfleet resume` goes on with a run that was drained")
+        raise RequestError("--undo needs a MACHINE; to continue a drained run, use `evalfleet resume`")
     return _drain_run(args, run)
 
 

@@ -166,7 +166,7 @@ class RunOptions(TypedDict, total=False):
             "which tasks",
             "line",
             "RUN",
-            "only tasks of this earlier run; without BENCHMARK: run them again as they were run then",
+            "only tasks of this earlier run; without BENCHMARK, repeat them as that run ran them",
             word="from",
             scope="one run",
         ),

@@ -32,8 +32,8 @@ def do_arguments(parser: argparse.ArgumentParser) -> None:
 async def do(args: argparse.Namespace) -> int:
     """Run a verb of the benchmark that a pool's machines were set up for. No run can take them meanwhile.
 
-    `reset` brings what the benchmark runs on a machine back to its golden state: what is in it now is lost.
-    `clean` removes what the set-up left on lent hosts, which may be gigabytes.
+    `reset` returns the benchmark's software on a machine to its golden state. Its current state is lost.
+    `clean` removes the files that the set-up left on lent hosts, which may be gigabytes.
     """
     from evalfleet.api import appliances, pools
     from evalfleet.cli.terminal import agreed

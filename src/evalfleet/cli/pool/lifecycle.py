@@ -130,8 +130,8 @@ async def stop(args: argparse.Namespace) -> int:
 
 def set_pool_arguments(parser: argparse.ArgumentParser) -> None:
     add_name(parser)
-    parser.add_argument("--workers", metavar="N", help="have this many machines")
-    parser.add_argument("--expires", metavar="14d", help="end by itself this long from now")
+    parser.add_argument("--workers", metavar="N", help="set the number of machines")
+    parser.add_argument("--expires", metavar="14d", help="set the expiry, counted from now")
     add_json(parser)
 
 
