@@ -11,10 +11,11 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -25,7 +26,7 @@ from evalfleet.errors import PlaceError
 from evalfleet.mirror import open_bucket
 from evalfleet.model import AttemptId, Command, Job, MachineId
 from evalfleet.places.azure.blobs import BlobStorage, blob_account
-from evalfleet.ports import Fence, PlaceContext
+from evalfleet.ports import Bucket, Fence, PlaceContext
 from standins import s3
 from standins.cloud import tls
 from tests.azurite import AZURITE_ACCOUNT, azurite, login_token
@@ -119,6 +120,37 @@ def test_a_pilot_without_orders_says_so(tmp_path: Path) -> None:
         )
         assert done.returncode == 1
         assert done.stderr == "the mailbox refuses us: 403\n"
+
+    with s3.serving() as url:
+        asyncio.run(main(url))
+
+
+class Meanwhile:
+    """A bucket in which something happens before each read."""
+
+    def __init__(self, bucket: Bucket) -> None:
+        self._bucket = bucket
+        self.before_read: Callable[[], Awaitable[object]] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._bucket, name)
+
+    async def read(self, name: str, most: int | None = None) -> bytes | None:
+        if self.before_read is not None:
+            before, self.before_read = self.before_read, None
+            await before()
+        return await self._bucket.read(name, most)
+
+
+def test_a_mailbox_that_is_removed_while_others_are_listed_is_left_out(tmp_path: Path) -> None:
+    async def main(url: str) -> None:
+        bucket = Meanwhile(open_bucket("s3://bucket/mail", s3.environ_of(url)))
+        boxes, other = boxes_in(tmp_path, MailStore(cast(Bucket, bucket))), MachineId("run-abc123-2")
+        await boxes.make(MACHINE, 600.0, 60.0)
+        assert [box.machine for box in await boxes.all()] == [MACHINE]
+        await s3_boxes(tmp_path, url).make(other, 600.0, 60.0)
+        bucket.before_read = partial(boxes.remove, MACHINE)
+        assert [box.machine for box in await boxes.all()] == [other]
 
     with s3.serving() as url:
         asyncio.run(main(url))

@@ -390,7 +390,8 @@ class Mailboxes:
             unknown = [name for name in names if name not in self._known]
             contents = await asyncio.gather(*(bucket.read(name, ABOUT_BYTES) for name in unknown))
         self._known.update(zip(unknown, map(_kept, unknown, contents), strict=True))
-        return [box for name in names if (box := self._known[name]) is not None]
+        # one may have been removed, and forgotten, while the others were read
+        return [box for name in names if (box := self._known.get(name)) is not None]
 
     async def remove(self, machine: MachineId) -> None:
         """Remove a machine's mailbox with all that is in it, if it is there."""
